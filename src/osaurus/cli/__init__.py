@@ -1,0 +1,1 @@
+"""The terminal: one verb a file, imported only when that verb runs."""
