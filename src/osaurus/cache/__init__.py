@@ -1,0 +1,1 @@
+"""Whose memory the KV state is, and when it may be used again."""

@@ -1,0 +1,489 @@
+"""The engine's loop: one thread that owns the model, the pool and every request.
+
+    step = settle cancels -> admit -> decode forward -> sample and settle
+           -> one prefill chunk -> settle
+
+Public calls only queue operations under a lock; the thread applies them between steps. A
+test builds the engine with `start=False` and calls `step()` itself.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
+import torch
+
+from osaurus.cache.blocks import BlockPool, BlockTable
+from osaurus.engine.client import Mailbox, Stream
+from osaurus.engine.memory import default_kv_budget, longest_context, trim_heap
+from osaurus.engine.request import Phase, Request
+from osaurus.engine.runner import Runner
+from osaurus.engine.sampler import Sampled, TokenSampler, sample_rows
+from osaurus.engine.scheduler import RowSpan, Scheduler
+from osaurus.engine.stats import EngineStats
+from osaurus.errors import (
+    ContextLengthExceeded,
+    EngineShutdown,
+    InvalidField,
+    InvalidMaxBatchSize,
+    OsaurusError,
+)
+from osaurus.kernels.cpu import usable_cores
+from osaurus.models.base import Model
+from osaurus.topology.base import group_layers
+from osaurus.types.engine import CapacitySnapshot, EngineConfig, EventStream, GenerationRequest
+from osaurus.types.events import Info, PrefillProgress, StopReason
+
+#: Loop steps between two returns of free heap pages to the system.
+PURGE_INTERVAL_STEPS = 256
+#: A prompt this long leaves enough garbage to purge at once.
+PURGE_PROMPT_TOKENS = 4096
+#: A decoding or forking request that stands still this long is ended.
+WATCHDOG_S = 30.0
+
+
+class BatchEngine:
+    """Implements `types.engine.Engine` for one model.
+
+    `token_bytes` gives a token's bytes for logprobs. `gate` is entered for every step: the
+    device's mutex when several models share it. `clock` is monotonic seconds. The lock
+    guards the queue of operations and the numbers of `capacity_snapshot`; no forward runs
+    under it.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        config: EngineConfig | None = None,
+        *,
+        token_bytes: Callable[[int], bytes],
+        gate: Callable[[], AbstractContextManager[object]] = nullcontext,
+        clock: Callable[[], float] = time.monotonic,
+        name: str = "model",
+        start: bool = True,
+    ) -> None:
+        config = config or EngineConfig()
+        if config.max_batch_size < 1:
+            raise ValueError(f"max_batch_size must be at least 1, got {config.max_batch_size}")
+        groups = group_layers(model.layers_topology)
+        size = config.kv_block_tokens
+        limit = min(model.max_context_tokens, config.max_context_tokens or 1 << 62)
+        budget = config.kv_budget_bytes
+        if budget is None:
+            budget = default_kv_budget(groups, size, model.kv_dtype, limit, config.max_batch_size)
+        self.pool = BlockPool(
+            groups,
+            block_tokens=size,
+            budget_bytes=budget,
+            dtype=model.kv_dtype,
+            device=model.device,
+        )
+        self.max_context_tokens = longest_context(self.pool, limit, config.prefill_chunk_tokens)
+        self.scheduler = Scheduler(
+            self.pool,
+            max_batch_size=config.max_batch_size,
+            max_context_tokens=self.max_context_tokens,
+            chunk_tokens=config.prefill_chunk_tokens,
+            latency_budget_s=config.latency_budget_ms / 1000,
+        )
+        self.config = config
+        self.stats = EngineStats()
+        self._vocab_size = model.vocab_size
+        self._runner = Runner(model, self.pool)
+        self._token_bytes = token_bytes
+        self._gate = gate
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._operations: list[Callable[[], None]] = []
+        self._requests: dict[str, list[Request]] = {}
+        self._shutting_down = False
+        self._stopped = threading.Event()
+        self._high_watermark = 0
+        self._steps_to_purge = PURGE_INTERVAL_STEPS
+        self._thread: threading.Thread | None = None
+        if start:
+            self._thread = threading.Thread(target=self._run, name=f"engine:{name}", daemon=True)
+            self._thread.start()
+
+    # Public calls, from any thread.
+
+    def generate(self, request: GenerationRequest) -> list[EventStream]:
+        """See `types.engine.Engine`. Raises `InvalidField` for an empty prompt, an id
+        outside the vocabulary or a request id that is in use."""
+        prompt = list(request.token_ids)
+        if not prompt:
+            raise InvalidField("prompt", "must hold at least one token")
+        if min(prompt) < 0 or max(prompt) >= self._vocab_size:
+            raise InvalidField("prompt", f"token ids must be below {self._vocab_size}")
+        request.params.validate()
+        boxes = [Mailbox() for _ in range(request.n)]
+        streams: list[EventStream] = [
+            Stream(request.request_id, box, partial(self._cancel_choice, request.request_id, i))
+            for i, box in enumerate(boxes)
+        ]
+        refusal = self._refusal(request, prompt)
+        if refusal is None:
+            choices = self._choices(request, prompt, boxes)
+            with self._lock:
+                if not self._shutting_down:
+                    if request.request_id in self._requests:
+                        raise InvalidField("request_id", f"{request.request_id!r} is in use")
+                    self._requests[request.request_id] = choices
+                    self._operations.append(partial(self.scheduler.waiting.extend, choices))
+                    self._changed.notify()
+                    return streams
+            refusal = Info(prompt_tokens=len(prompt), stop_reason="cancelled")
+        for box in boxes:
+            box.put(refusal)
+            box.mark_drained()
+        return streams
+
+    def cancel(self, request_id: str) -> bool:
+        with self._lock:
+            known = [r for r in self._requests.get(request_id, []) if not r.mailbox.completed]
+            for request in known:
+                request.cancelled = True
+            self._changed.notify()
+            return bool(known)
+
+    def update_max_batch_size(self, n: int) -> None:
+        if n < 1:
+            raise InvalidMaxBatchSize(n)
+        with self._lock:
+            if self._shutting_down:
+                raise EngineShutdown("the engine has shut down; load the model again")
+            self.scheduler.max_batch_size = n
+            self._changed.notify()
+
+    def capacity_snapshot(self) -> CapacitySnapshot:
+        with self._lock:
+            unfinished = [r for group in self._requests.values() for r in group]
+            active = sum(r.is_active for r in unfinished)
+            return CapacitySnapshot(
+                configured_maximum=self.scheduler.max_batch_size,
+                active_count=active,
+                pending_count=sum(r.phase is Phase.WAITING for r in unfinished),
+                active_count_high_watermark=self._high_watermark,
+                is_accepting_requests=not self._shutting_down,
+                is_shutdown=self._shutting_down,
+                kv_blocks_total=self.pool.total_blocks,
+                kv_blocks_free=self.pool.free_blocks,
+            )
+
+    def shutdown(self) -> None:
+        """Returns when nothing of this engine runs any more; every caller waits for that."""
+        with self._lock:
+            self._shutting_down = True
+            self._changed.notify()
+        if self._thread is None:
+            self._end_everything(None)
+        elif self._thread is not threading.current_thread():
+            self._stopped.wait()
+            self._thread.join()
+
+    def _cancel_choice(self, request_id: str, index: int) -> None:
+        with self._lock:
+            for request in self._requests.get(request_id, []):
+                if request.index == index:
+                    request.cancelled = True
+            self._changed.notify()
+
+    def _refusal(self, request: GenerationRequest, prompt: Sequence[int]) -> Info | None:
+        if len(prompt) < self.max_context_tokens:
+            return None
+        error = ContextLengthExceeded(len(prompt), self.max_context_tokens - 1)
+        return Info(
+            prompt_tokens=len(prompt),
+            stop_reason="cancelled",
+            error=error.message,
+            error_code=error.code,
+        )
+
+    def _choices(
+        self, request: GenerationRequest, prompt: list[int], boxes: Sequence[Mailbox]
+    ) -> list[Request]:
+        params = request.params
+        room = self.max_context_tokens - len(prompt)
+        stop_ids = request.stop_token_ids | frozenset(params.stop_token_ids)
+        if params.ignore_eos:
+            stop_ids = frozenset(params.stop_token_ids)
+        seed = params.seed if params.seed is not None else secrets.randbits(62)
+        choices: list[Request] = []
+        for index, box in enumerate(boxes):
+            choices.append(
+                Request(
+                    request_id=request.request_id,
+                    index=index,
+                    prompt=prompt,
+                    max_new_tokens=min(params.max_tokens or room, room),
+                    stop_token_ids=stop_ids,
+                    sampler=TokenSampler(params, seed + index, prompt, self._vocab_size, stop_ids),
+                    output=request.make_output(),
+                    mailbox=box,
+                    tables=[BlockTable(group) for group in range(len(self.pool.groups))],
+                    submitted_at=self._clock(),
+                    fork_source=choices[0] if choices else None,
+                )
+            )
+        return choices
+
+    # The engine's thread.
+
+    def _run(self) -> None:
+        torch.set_num_threads(usable_cores())
+        error: str | None = None
+        try:
+            while self._wait_for_work():
+                self.step()
+        except Exception as failure:
+            # A fault outside any one request: nothing this engine holds can be trusted.
+            error = f"the engine failed: {type(failure).__name__}: {failure}"
+            raise
+        finally:
+            self._end_everything(error)
+
+    def _wait_for_work(self) -> bool:
+        """Apply queued operations; False once the engine shuts down."""
+        with self._lock:
+            while not (self._shutting_down or self._operations or self._has_work()):
+                self._changed.wait()
+            if self._shutting_down:
+                return False
+        return True
+
+    def _has_work(self) -> bool:
+        return bool(self.scheduler.active or self.scheduler.waiting)
+
+    def _apply_operations(self) -> None:
+        with self._lock:
+            operations, self._operations = self._operations, []
+            for operation in operations:
+                operation()
+
+    def step(self) -> None:
+        """One turn of the loop; harmless without work."""
+        self._apply_operations()
+        self._settle_cancelled()
+        with torch.inference_mode(), self._gate():
+            self._admit()
+            self._decode()
+            self._prefill()
+        self._watch()
+        self.stats = self.stats.plus(steps=1)
+        self._maybe_purge()
+
+    def _settle_cancelled(self) -> None:
+        for request in [*self.scheduler.active, *self.scheduler.waiting]:
+            if request.cancelled:
+                self._finish(request, "cancelled")
+
+    def _admit(self) -> None:
+        now = self._clock()
+        for request in self.scheduler.admit():
+            request.last_progress_at = now
+            if request.admitted_at is None:
+                request.admitted_at = now
+                total = request.num_prompt
+                self._report(
+                    request,
+                    PrefillProgress(stage="queued", completed=0, total=total, detail="admitted"),
+                )
+                self._report(
+                    request,
+                    PrefillProgress(
+                        stage="cache_lookup", completed=0, total=total, detail="disabled"
+                    ),
+                )
+                self._report(
+                    request,
+                    PrefillProgress(stage="prefill", completed=0, total=total, detail="running"),
+                )
+        self._high_watermark = max(self._high_watermark, len(self.scheduler.active))
+
+    def _decode(self) -> None:
+        spans = self.scheduler.plan_decode()
+        if not spans:
+            return
+        self.stats = self.stats.plus(decode_rows=sum(span.count for span in spans))
+        for group, sampled in self._run_decode(spans):
+            outcomes = iter(sampled)
+            for span in group:
+                self.scheduler.fed(span)
+                if span.reaches_end:
+                    self._guarded(span.request, self._settle_token, next(outcomes))
+
+    def _run_decode(
+        self, spans: Sequence[RowSpan]
+    ) -> list[tuple[Sequence[RowSpan], list[Sampled]]]:
+        """Run all spans in one forward; if that fails, each alone, so that only the request
+        at fault ends. A failed forward wrote nothing that counts: lengths advance later."""
+        try:
+            return [(spans, self._forward_and_sample(spans))]
+        except Exception as failure:
+            if len(spans) == 1:
+                self._fail(spans[0].request, failure)
+                return []
+            self.stats = self.stats.plus(forward_retries=1)
+        outcome: list[tuple[Sequence[RowSpan], list[Sampled]]] = []
+        for span in spans:
+            outcome += self._run_decode([span])
+        return outcome
+
+    def _forward_and_sample(self, spans: Sequence[RowSpan]) -> list[Sampled]:
+        logits = self._runner.decode(spans)
+        requests = [span.request for span in spans if span.reaches_end]
+        if logits is None:
+            return []
+        return sample_rows(
+            logits,
+            [request.sampler for request in requests],
+            [request.num_tokens for request in requests],
+            [len(request.generated) for request in requests],
+            self._token_bytes,
+        )
+
+    def _settle_token(self, request: Request, sampled: Sampled) -> None:
+        now = self._clock()
+        request.last_progress_at = now
+        if request.first_token_at is None:
+            request.first_token_at = now
+            self._report(
+                request,
+                PrefillProgress(
+                    stage="complete",
+                    completed=request.num_prompt,
+                    total=request.num_prompt,
+                    detail="decode_ready",
+                ),
+            )
+        token = sampled.token_id
+        if token is None:
+            request.poisoned = True
+            self._finish(
+                request,
+                "cancelled",
+                "the model's logits were not finite; its weights or this prompt overflow",
+                "non_finite_logits",
+            )
+            return
+        if token in request.stop_token_ids:
+            self._finish(request, "stop")
+            return
+        request.generated.append(token)
+        request.sampler.commit(token)
+        self.stats = self.stats.plus(generated_tokens=1)
+        for event in request.output.push(token, sampled.logprob):
+            request.mailbox.put(event)
+        if request.output.halted:
+            self._finish(request, "stop")
+        elif len(request.generated) >= request.max_new_tokens:
+            self._finish(request, "length")
+
+    def _prefill(self) -> None:
+        span = self.scheduler.plan_prefill()
+        if span is None:
+            return
+        start = self._clock()
+        try:
+            self._runner.prefill(span)
+        except Exception as failure:
+            self._fail(span.request, failure)
+            return
+        now = self._clock()
+        self.scheduler.learn_chunk_time(span.count, now - start)
+        self.stats = self.stats.plus(prefill_tokens=span.count)
+        request = span.request
+        request.last_progress_at = now
+        self.scheduler.fed(span)
+        self._report(
+            request,
+            PrefillProgress(
+                stage="prefill",
+                completed=request.num_computed,
+                total=request.num_prompt,
+                detail="chunk",
+            ),
+        )
+
+    def _report(self, request: Request, progress: PrefillProgress) -> None:
+        """Progress belongs before the first token; a preempted request reports none again."""
+        if not request.generated:
+            request.mailbox.put(progress)
+
+    def _guarded(
+        self, request: Request, settle: Callable[[Request, Sampled], None], sampled: Sampled
+    ) -> None:
+        try:
+            settle(request, sampled)
+        except Exception as failure:
+            self._fail(request, failure)
+
+    def _fail(self, request: Request, failure: Exception) -> None:
+        self.stats = self.stats.plus(failed_requests=1)
+        request.poisoned = True
+        code = failure.code if isinstance(failure, OsaurusError) else "request_failed"
+        self._finish(request, "cancelled", f"{type(failure).__name__}: {failure}", code)
+
+    def _finish(
+        self,
+        request: Request,
+        reason: StopReason,
+        error: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        """Last text, then `Info`, then the blocks: a consumer never waits for bookkeeping."""
+        if request.phase is Phase.FINISHED:
+            return
+        try:
+            for event in request.output.finish():
+                request.mailbox.put(event)
+        except Exception as failure:
+            error = error or f"{type(failure).__name__}: {failure}"
+            code = code or "request_failed"
+            reason = "cancelled"
+        request.mailbox.put(request.info(self._clock(), reason, error, code))
+        if reason == "cancelled" and request.first_token_at is None:
+            # Nothing proved its KV finite.
+            request.poisoned = True
+        with self._lock:
+            self.scheduler.remove(request)
+            choices = self._requests.get(request.request_id, [])
+            if all(choice.phase is Phase.FINISHED for choice in choices):
+                self._requests.pop(request.request_id, None)
+        self.stats = self.stats.plus(
+            finished_requests=1, cancelled_requests=int(reason == "cancelled")
+        )
+        if request.num_prompt >= PURGE_PROMPT_TOKENS:
+            self._steps_to_purge = 0
+        request.mailbox.mark_drained()
+
+    def _watch(self) -> None:
+        now = self._clock()
+        for request in list(self.scheduler.active):
+            still = request.phase in (Phase.DECODE, Phase.FORKING)
+            if still and now - request.last_progress_at > WATCHDOG_S:
+                self._fail(request, TimeoutError(f"no progress for {WATCHDOG_S:.0f} s"))
+
+    def _maybe_purge(self) -> None:
+        self._steps_to_purge -= 1
+        if self._steps_to_purge <= 0:
+            trim_heap()
+            self._steps_to_purge = PURGE_INTERVAL_STEPS
+
+    def _end_everything(self, error: str | None) -> None:
+        with self._lock:
+            self._shutting_down = True
+        self._apply_operations()
+        for request in [*self.scheduler.active, *self.scheduler.waiting]:
+            self._finish(request, "cancelled", error, "engine_error" if error else None)
+        self._stopped.set()
+
+    def check(self) -> None:
+        """Invariants that hold between steps; raises AssertionError."""
+        self.scheduler.check()

@@ -1,0 +1,73 @@
+"""How much memory the KV pool may take, how long a context fits it, and giving pages back."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import psutil
+import torch
+
+from osaurus.cache.blocks import BlockPool
+from osaurus.errors import InsufficientResources
+from osaurus.topology.base import KVGroup
+
+#: Share of the memory available at load that the KV pool may grow to.
+KV_MEMORY_SHARE = 0.25
+
+
+def default_kv_budget(
+    groups: Sequence[KVGroup],
+    block_tokens: int,
+    dtype: torch.dtype,
+    max_context_tokens: int,
+    max_batch_size: int,
+) -> int:
+    """Bytes: a quarter of available memory, or less when a full batch of full contexts
+    needs less."""
+    blocks = -(-max_context_tokens // block_tokens) + 1
+    most = blocks * max_batch_size * sum(g.block_bytes(block_tokens, dtype) for g in groups)
+    return min(most, int(psutil.virtual_memory().available * KV_MEMORY_SHARE))
+
+
+def longest_context(pool: BlockPool, limit: int, chunk_tokens: int) -> int:
+    """The most tokens, up to `limit`, that one request alone can keep in the pool."""
+
+    def fits(tokens: int) -> bool:
+        counts: list[int] = []
+        for group in pool.groups:
+            blocks = -(-tokens // pool.block_tokens)
+            window = group.topology.window
+            if window is not None:
+                blocks = min(blocks, -(-(window + chunk_tokens) // pool.block_tokens) + 1)
+            counts.append(blocks)
+        return pool.can_allocate(counts)
+
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    if low < 2:
+        raise InsufficientResources(
+            f"the KV budget of {pool.budget_bytes} bytes holds no request; raise kv_budget_bytes"
+        )
+    return low
+
+
+@cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        return ctypes.CDLL("libc.so.6").malloc_trim
+    except (OSError, AttributeError):
+        return None  # another C library; it has no such call
+
+
+def trim_heap() -> None:
+    """Return free heap pages to the system where the C library can."""
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)

@@ -1,0 +1,215 @@
+"""Logits to token ids, one row a request, and nothing shared between rows.
+
+Order: repetition, presence, frequency penalties, logit bias, then temperature, top-k,
+top-p, min-p, then the keyed draw of `kernels.sample`. All in float32. Temperature 0 is the
+largest processed logit, ties to the lowest id.
+
+Letters: L rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from osaurus.kernels.sample import gumbel_noise
+from osaurus.types.events import TokenLogprob
+from osaurus.types.sampling import SamplingParams
+
+#: Top-p looks among this many best tokens first; sorting a whole vocabulary takes 3 ms.
+NUCLEUS_FIRST_LOOK = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A row's outcome. `token_id` is None when the row held a NaN or an infinity."""
+
+    token_id: int | None
+    logprob: TokenLogprob | None = None
+
+
+class TokenSampler:
+    """One choice's sampling state: parameters, seed, and counts for penalties."""
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        seed: int,
+        prompt: Sequence[int],
+        vocab_size: int,
+        stop_token_ids: frozenset[int],
+    ) -> None:
+        self.params = params
+        self.seed = seed
+        self._penalties = _Penalties(params, prompt, vocab_size) if params.has_penalties else None
+        bias = {t: b for t, b in params.logit_bias.items() if 0 <= t < vocab_size}
+        self._bias_ids = torch.tensor(list(bias), dtype=torch.int64)
+        self._bias = torch.tensor(list(bias.values()), dtype=torch.float32)
+        self._held_back = torch.tensor(sorted(stop_token_ids), dtype=torch.int64)
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        return (
+            self.params.temperature == 0
+            and self._penalties is None
+            and self._bias.numel() == 0
+            and not self.params.logprobs
+            and self.params.min_tokens == 0
+        )
+
+    def commit(self, token_id: int) -> None:
+        """A token became part of the answer."""
+        if self._penalties is not None:
+            self._penalties.commit(token_id)
+
+    def process(self, row: Tensor, num_generated: int) -> Tensor:
+        """Penalties, bias and the ban on ending too early. row: [V] float32, not mutated."""
+        banned = num_generated < self.params.min_tokens and self._held_back.numel() > 0
+        if self._penalties is None and self._bias.numel() == 0 and not banned:
+            return row
+        row = row.clone()
+        if self._penalties is not None:
+            self._penalties.apply(row)
+        if self._bias.numel():
+            row.index_add_(0, self._bias_ids.to(row.device), self._bias.to(row.device))
+        if banned:
+            row.index_fill_(0, self._held_back.to(row.device), float("-inf"))
+        return row
+
+    def draw(self, row: Tensor, position: int) -> int:
+        """Choose from a processed row [V] for the token at `position`."""
+        params = self.params
+        if params.temperature == 0:
+            return int(row.argmax())
+        scores, ids = _candidates(row / params.temperature, params)
+        noise = gumbel_noise(self.seed, position, ids)
+        return int(ids[(scores.double() + noise).argmax()])
+
+
+class _Penalties:
+    """Counts of the tokens that the penalties look at, kept up to date token by token."""
+
+    def __init__(self, params: SamplingParams, prompt: Sequence[int], vocab_size: int) -> None:
+        self._params = params
+        self._window = params.penalty_window
+        self._tokens = list(prompt)
+        self._num_prompt = len(prompt)
+        self._seen = torch.zeros(vocab_size, dtype=torch.int32)
+        self._generated = torch.zeros(vocab_size, dtype=torch.int32)
+        start = 0 if self._window is None else max(0, len(prompt) - self._window)
+        ids = torch.tensor(self._tokens[start:], dtype=torch.int64)
+        self._seen.index_add_(0, ids, torch.ones(ids.numel(), dtype=torch.int32))
+
+    def commit(self, token_id: int) -> None:
+        self._tokens.append(token_id)
+        self._seen[token_id] += 1
+        self._generated[token_id] += 1
+        if self._window is None:
+            return
+        left = len(self._tokens) - self._window - 1
+        if left >= 0:
+            self._seen[self._tokens[left]] -= 1
+            if left >= self._num_prompt:
+                self._generated[self._tokens[left]] -= 1
+
+    def apply(self, row: Tensor) -> None:
+        """Change row [V] in place."""
+        params = self._params
+        repetition = params.repetition_penalty
+        if repetition not in (None, 0, 1):
+            ids = self._seen.nonzero().squeeze(1).to(row.device)
+            values = row[ids]
+            row[ids] = torch.where(values < 0, values * repetition, values / repetition)
+        if params.presence_penalty or params.frequency_penalty:
+            ids = self._generated.nonzero().squeeze(1)
+            counts = self._generated[ids].float()
+            lowered = params.presence_penalty + params.frequency_penalty * counts
+            row.index_add_(0, ids.to(row.device), -lowered.to(row.device))
+
+
+def _candidates(scores: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
+    """Tokens that survive top-k, top-p and min-p: their scores and ids.
+
+    scores: [V] float32 after temperature.
+    """
+    vocab = scores.numel()
+    nucleus = 0 < params.top_p < 1
+    if 0 < params.top_k < vocab:
+        scores, ids = scores.topk(params.top_k)
+        log_total = torch.logsumexp(scores, 0)
+    else:
+        log_total = torch.logsumexp(scores, 0)
+        ids = torch.arange(vocab, device=scores.device)
+        if nucleus:
+            scores, ids = _nucleus_superset(scores, params.top_p, log_total)
+    if nucleus:
+        probabilities = torch.exp(scores - log_total)
+        # The token that crosses the threshold is kept: its predecessors' mass is below it.
+        before = probabilities.cumsum(0) - probabilities
+        kept = max(1, int((before < params.top_p).sum()))
+        scores, ids = scores[:kept], ids[:kept]
+    if params.min_p > 0:
+        keep = scores >= scores.max() + math.log(params.min_p)
+        scores, ids = scores[keep], ids[keep]
+    return scores, ids
+
+
+def _nucleus_superset(scores: Tensor, top_p: float, log_total: Tensor) -> tuple[Tensor, Tensor]:
+    """Descending scores and ids that surely hold the whole nucleus."""
+    if scores.numel() > NUCLEUS_FIRST_LOOK:
+        best, ids = scores.topk(NUCLEUS_FIRST_LOOK)
+        if float(torch.exp(best - log_total).sum()) >= top_p:
+            return best, ids
+    return scores.sort(descending=True)
+
+
+def sample_rows(
+    logits: Tensor,
+    samplers: Sequence[TokenSampler],
+    positions: Sequence[int],
+    num_generated: Sequence[int],
+    token_bytes: Callable[[int], bytes],
+) -> list[Sampled]:
+    """One token for every row. logits: [L, V] float32; row i belongs to samplers[i] and
+    chooses the token at positions[i] after num_generated[i] others."""
+    finite = torch.isfinite(logits.sum(dim=-1)).tolist()
+    if all(sampler.is_plain_greedy for sampler in samplers):
+        best = logits.argmax(dim=-1).tolist()
+        return [Sampled(token if fine else None) for token, fine in zip(best, finite, strict=True)]
+    outcome: list[Sampled] = []
+    for i, sampler in enumerate(samplers):
+        if not finite[i]:
+            outcome.append(Sampled(None))
+            continue
+        token = sampler.draw(sampler.process(logits[i], num_generated[i]), positions[i])
+        logprob = None
+        if sampler.params.logprobs:
+            logprob = _logprob(logits[i], token, sampler.params.top_logprobs, token_bytes)
+        outcome.append(Sampled(token, logprob))
+    return outcome
+
+
+def _logprob(
+    row: Tensor, token: int, top: int, token_bytes: Callable[[int], bytes]
+) -> TokenLogprob:
+    log_total = float(torch.logsumexp(row, 0))
+
+    def entry(token_id: int, value: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+        data = token_bytes(token_id)
+        return TokenLogprob(
+            token_id=token_id,
+            text=data.decode("utf-8", errors="replace"),
+            data=data,
+            logprob=value - log_total,
+            top=top,
+        )
+
+    best: tuple[TokenLogprob, ...] = ()
+    if top:
+        values, ids = row.topk(min(top, row.numel()))
+        best = tuple(entry(i, v) for i, v in zip(ids.tolist(), values.tolist(), strict=True))
+    return entry(token, float(row[token]), best)

@@ -1,0 +1,216 @@
+"""Who runs in this step: admission, decode rows, one prefill chunk, preemption.
+
+Policy. Admission is FIFO and never overtakes; it reserves the blocks a request is likely to
+need, not the most it could. Every decoding request gets its rows in every step; prefilling
+ones take turns, one chunk a step. When the pool runs dry the newest request gives its blocks
+back and returns to the head of the queue. Decides; runs nothing and samples nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from osaurus.cache.blocks import BlockPool
+from osaurus.engine.request import Phase, Request
+
+#: Output tokens reserved at admission beyond the prompt.
+LIKELY_NEW_TOKENS = 256
+#: Decode rows one request may have in one step when it catches up after a preemption.
+MAX_CATCH_UP_ROWS = 8
+#: The smallest chunk while streams run: a chunk has a cost that does not shrink with it.
+MIN_CHUNK_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpan:
+    """Rows of one request: its tokens [first, first + count)."""
+
+    request: Request
+    first: int
+    count: int
+
+    @property
+    def reaches_end(self) -> bool:
+        """Whether the last row's logits choose the next token."""
+        return self.first + self.count == self.request.num_tokens
+
+
+class Scheduler:
+    """Owned by the engine's thread; `active` is in order of admission."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        max_batch_size: int,
+        max_context_tokens: int,
+        chunk_tokens: int,
+        latency_budget_s: float,
+    ) -> None:
+        self.pool = pool
+        self.max_batch_size = max_batch_size
+        self.waiting: deque[Request] = deque()
+        self.active: list[Request] = []
+        self.preemptions = 0
+        self.forks = 0
+        self._max_context = max_context_tokens
+        self._chunk_limit = chunk_tokens
+        self._latency_budget_s = latency_budget_s
+        self._shared_chunk = min(chunk_tokens, 2 * MIN_CHUNK_TOKENS)
+        self._last_prefilled: Request | None = None
+
+    def admit(self) -> list[Request]:
+        """Move requests from the queue's head into the batch; return those admitted."""
+        admitted: list[Request] = []
+        while self.waiting and len(self.active) < self.max_batch_size:
+            request = self.waiting[0]
+            if self.active and not self._fits(request):
+                break
+            self.waiting.popleft()
+            self.active.append(request)
+            source = request.fork_source
+            if source is not None and source.is_active and request.num_computed == 0:
+                request.phase = Phase.FORKING
+            else:
+                request.settle_phase()
+            admitted.append(request)
+        return admitted
+
+    def _fits(self, newcomer: Request) -> bool:
+        wanted = self._likely_missing(newcomer)
+        for request in self.active:
+            wanted = [a + b for a, b in zip(wanted, self._likely_missing(request), strict=True)]
+        return self.pool.can_allocate(wanted)
+
+    def _likely_missing(self, request: Request) -> list[int]:
+        """Blocks of each group that a request is likely to ask for still."""
+        left = request.max_new_tokens - len(request.generated)
+        tokens = min(request.num_tokens + min(left, LIKELY_NEW_TOKENS), self._max_context)
+        return [
+            max(0, self._blocks_held_at(index, tokens) - len(table.blocks))
+            for index, table in enumerate(request.tables)
+        ]
+
+    def _blocks_held_at(self, group: int, tokens: int) -> int:
+        """Blocks a request of that length holds at most in a group."""
+        size = self.pool.block_tokens
+        blocks = -(-tokens // size)
+        window = self.pool.groups[group].topology.window
+        if window is None:
+            return blocks
+        return min(blocks, -(-(window + self._chunk_limit) // size) + 1)
+
+    def plan_decode(self) -> list[RowSpan]:
+        """Rows of every decoding request, oldest first. May preempt the newest."""
+        spans: list[RowSpan] = []
+        for request in list(self.active):
+            if request.phase is Phase.FORKING:
+                self._try_fork(request)
+            if request.phase is not Phase.DECODE:
+                continue
+            count = min(request.num_tokens - request.num_computed, MAX_CATCH_UP_ROWS)
+            if self._make_room(request, request.num_computed + count):
+                spans.append(RowSpan(request, request.num_computed, count))
+        return spans
+
+    def plan_prefill(self) -> RowSpan | None:
+        """The next chunk of the prefilling request whose turn it is."""
+        candidates = [r for r in self.active if r.phase is Phase.PREFILL]
+        if not candidates:
+            return None
+        if self._last_prefilled in candidates:
+            turn = (candidates.index(self._last_prefilled) + 1) % len(candidates)
+        else:
+            turn = 0
+        request = candidates[turn]
+        sharing = any(r.phase is Phase.DECODE for r in self.active)
+        limit = self._shared_chunk if sharing else self._chunk_limit
+        count = min(request.num_prefill - request.num_computed, limit)
+        if not self._make_room(request, request.num_computed + count):
+            return None
+        self._last_prefilled = request
+        return RowSpan(request, request.num_computed, count)
+
+    def learn_chunk_time(self, count: int, took_s: float) -> None:
+        """Size the next shared chunk by how long the last one held the streams up."""
+        if took_s > self._latency_budget_s:
+            self._shared_chunk = max(MIN_CHUNK_TOKENS, min(self._shared_chunk, count) // 2)
+        elif count >= self._shared_chunk and took_s < self._latency_budget_s / 2:
+            self._shared_chunk = min(self._chunk_limit, 2 * self._shared_chunk)
+
+    def fed(self, span: RowSpan) -> None:
+        """The span's keys and values are in place."""
+        request = span.request
+        request.num_computed = span.first + span.count
+        for table, group in zip(request.tables, self.pool.groups, strict=True):
+            table.drop_before(group.topology.first_needed_token(request.num_computed), self.pool)
+        if request.phase is Phase.PREFILL:
+            request.settle_phase()
+            if request.phase is Phase.DECODE:
+                self._fork_siblings(request)
+
+    def _fork_siblings(self, source: Request) -> None:
+        for request in self.active:
+            if request.phase is Phase.FORKING and request.fork_source is source:
+                self._try_fork(request)
+
+    def _try_fork(self, request: Request) -> None:
+        """Take over a sibling's prompt blocks, or prefill alone when there are none."""
+        source = request.fork_source
+        if source is None or not source.is_active or source.num_computed < source.num_prefill:
+            if source is None or source.phase is not Phase.PREFILL:
+                request.settle_phase()
+            return
+        length = request.num_prefill
+        covered = all(
+            table.first_block * self.pool.block_tokens <= group.topology.first_needed_token(length)
+            for table, group in zip(source.tables, self.pool.groups, strict=True)
+        )
+        if covered and self.pool.can_allocate([1] * len(self.pool.groups)):
+            request.tables = [table.fork(length, self.pool) for table in source.tables]
+            request.num_computed = length
+            self.forks += 1
+        request.settle_phase()
+
+    def _make_room(self, request: Request, num_tokens: int) -> bool:
+        """Give the request slots for its first `num_tokens`; False when it was preempted."""
+        size = self.pool.block_tokens
+        missing = [table.missing(num_tokens, size) for table in request.tables]
+        while not self.pool.can_allocate(missing):
+            newest = self.active[-1]
+            self.preempt(newest)
+            if newest is request:
+                return False
+        for table in request.tables:
+            table.grow(num_tokens, self.pool)
+        return True
+
+    def preempt(self, request: Request) -> None:
+        """Back to the head of the queue, without blocks. What it has generated stays."""
+        self.active.remove(request)
+        request.release_blocks(self.pool)
+        request.phase = Phase.WAITING
+        self.waiting.appendleft(request)
+        self.preemptions += 1
+
+    def remove(self, request: Request) -> None:
+        """Forget a finished request and take its blocks back."""
+        if request in self.active:
+            self.active.remove(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        request.release_blocks(self.pool)
+        request.phase = Phase.FINISHED
+        if self._last_prefilled is request:
+            self._last_prefilled = None
+
+    def check(self) -> None:
+        """Raise AssertionError when a request is in the wrong place or blocks are lost."""
+        self.pool.check()
+        held: Sequence[Request] = [*self.active, *self.waiting]
+        assert len(set(map(id, held))) == len(held), "a request is queued twice"
+        assert all(r.phase is Phase.WAITING for r in self.waiting), "active request in the queue"
+        assert all(r.is_active for r in self.active), "idle request in the batch"
+        assert not any(t.blocks for r in self.waiting for t in r.tables), "queued with blocks"

@@ -1,0 +1,144 @@
+"""Every error osaurus raises on purpose, as one tree; each leaf has a stable `code`.
+
+    OsaurusError
+    ├── UserError            the request, flag or file is wrong: change it        (HTTP 4xx)
+    │   ├── InvalidField         a field's type, range or combination
+    │   ├── ContextLengthExceeded
+    │   ├── ModelNotFound
+    │   ├── AmbiguousModel
+    │   └── TemplateError        the bundle's chat template refused the messages
+    ├── LimitError           correct, but more than this process may take         (HTTP 413/429/503)
+    │   ├── PayloadTooLarge
+    │   ├── ServerOverloaded
+    │   └── InsufficientResources
+    ├── BundleError          the model folder is damaged, unfinished or unsupported
+    │   ├── IncompleteBundle
+    │   ├── UnsupportedBundle
+    │   └── DownloadError
+    ├── EngineError          the engine refused or failed
+    │   ├── EngineShutdown
+    │   ├── InvalidMaxBatchSize
+    │   └── RequestFailed        one request failed; the engine goes on
+    └── Cancelled            the request was cancelled by its consumer
+
+A message says what was given, which limit or rule it met (with the number) and what to
+change. It never quotes prompt text. HTTP statuses live in `server/errors.py`.
+"""
+
+from __future__ import annotations
+
+
+class OsaurusError(Exception):
+    """Base of the tree. `code` is stable and may be matched by programs."""
+
+    code = "internal_error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class UserError(OsaurusError):
+    code = "invalid_request_error"
+
+
+class InvalidField(UserError):
+    """A field of a request or setting is missing, of the wrong type or out of range."""
+
+    code = "invalid_value"
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+class ContextLengthExceeded(UserError):
+    code = "context_length_exceeded"
+
+    def __init__(self, prompt_tokens: int, max_tokens: int) -> None:
+        super().__init__(
+            f"prompt is too long: {prompt_tokens} tokens > {max_tokens} maximum; "
+            "shorten the messages or load a model with a longer context"
+        )
+        self.prompt_tokens = prompt_tokens
+        self.max_tokens = max_tokens
+
+
+class ModelNotFound(UserError):
+    code = "model_not_found"
+
+    def __init__(self, model: str, hint: str = "") -> None:
+        super().__init__(f"model {model!r} not found" + (f"; {hint}" if hint else ""))
+        self.model = model
+
+
+class AmbiguousModel(ModelNotFound):
+    def __init__(self, model: str, candidates: list[str]) -> None:
+        super().__init__(model, "the name fits several models: " + ", ".join(candidates))
+        self.candidates = candidates
+
+
+class TemplateError(UserError):
+    code = "template_error"
+
+
+class LimitError(OsaurusError):
+    code = "limit_exceeded"
+
+
+class PayloadTooLarge(LimitError):
+    code = "payload_too_large"
+
+
+class ServerOverloaded(LimitError):
+    """The queue is full. `retry_after_s` is advice for the client."""
+
+    code = "server_overloaded"
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class InsufficientResources(LimitError):
+    code = "insufficient_resources"
+
+
+class BundleError(OsaurusError):
+    code = "bundle_error"
+
+
+class IncompleteBundle(BundleError):
+    code = "incomplete_bundle"
+
+
+class UnsupportedBundle(BundleError):
+    code = "unsupported_bundle"
+
+
+class DownloadError(BundleError):
+    code = "download_error"
+
+
+class EngineError(OsaurusError):
+    code = "engine_error"
+
+
+class EngineShutdown(EngineError):
+    code = "engine_shutdown"
+
+
+class InvalidMaxBatchSize(EngineError):
+    code = "invalid_max_batch_size"
+
+    def __init__(self, given: int) -> None:
+        super().__init__(f"max_batch_size must be at least 1, got {given}")
+        self.given = given
+
+
+class RequestFailed(EngineError):
+    code = "request_failed"
+
+
+class Cancelled(OsaurusError):
+    code = "request_cancelled"

@@ -1,0 +1,46 @@
+"""What this processor can do, as far as the choice of a kernel depends on it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from functools import cache
+from pathlib import Path
+
+
+@cache
+def isa_flags() -> frozenset[str]:
+    """Instruction-set flags as the kernel names them; empty where they cannot be read."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return frozenset()
+    for line in cpuinfo.read_text(errors="replace").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+def has_bfloat16_products() -> bool:
+    """Whether bfloat16 dot products are instructions here (AVX-512 BF16, AMX or Arm BF16)."""
+    return not isa_flags().isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def model_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(errors="replace").splitlines():
+            if line.startswith(("model name", "Model")):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """Cores this process may run on: affinity and the cgroup's CPU quota count."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    quota = Path("/sys/fs/cgroup/cpu.max")
+    if quota.exists():
+        limit, _, period = quota.read_text().strip().partition(" ")
+        if limit != "max" and period:
+            cores = min(cores or 1, max(1, round(int(limit) / int(period))))
+    return max(1, cores or 1)

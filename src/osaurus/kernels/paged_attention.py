@@ -1,0 +1,193 @@
+"""Attention over KV blocks: a ragged form for decode and verify rows, a tiled one for prefill.
+
+Storage of one layer: [blocks, K, block, Dk + Dv], keys first. Decode follows the split form
+of FlashDecoding (Dao et al. 2023) with one split a block, so that a row's sums have the same
+shape and order whatever runs beside it. Prefill is torch's scaled_dot_product_attention at
+padded shapes, which makes a row independent of how the prompt was cut into chunks.
+
+Letters: T rows, H query heads, K kv heads, Q = H / K, D head dim, P (row, block) pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+#: Prefill keys are padded to a multiple of this: the CPU kernel's own tile.
+KEY_TILE = 512
+#: Prefill queries are padded to a multiple of QUERY_TILE and to at least QUERY_MINIMUM,
+#: which keeps the CPU kernel in one of its query-tile regimes.
+QUERY_TILE, QUERY_MINIMUM = 64, 192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One slot's rows in a forward: rows [start, start + length) hold positions
+    [first_position, first_position + length); `blocks` hold tokens from
+    `first_block * block_tokens` on."""
+
+    start: int
+    length: int
+    first_position: int
+    blocks: Sequence[int]
+    first_block: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodePlan:
+    """Indices of a step's small rows for one KV group, built once for all its layers."""
+
+    pair_block: Tensor  # [P] int64: block of each (row, block) pair
+    pair_row: Tensor  # [P] int64: row of each pair, ascending
+    row_pairs: Tensor  # [T] int64: pairs of each row
+    mask: Tensor  # [P, 1, 1, block] float32: 0 or -inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillPlan:
+    """One slot's chunk for one KV group."""
+
+    blocks: Tensor  # [n] int64
+    num_rows: int
+    padded_keys: int
+    mask: Tensor  # [padded rows, padded keys] bool, True = may read
+
+
+def plan_decode(
+    spans: Sequence[Span], block_tokens: int, window: int | None, device: torch.device | str
+) -> DecodePlan:
+    """Pairs of every row with the blocks it reads; rows in ascending order."""
+    pair_block: list[int] = []
+    row_pairs: list[int] = []
+    starts: list[int] = []
+    lasts: list[int] = []
+    firsts: list[int] = []
+    for span in spans:
+        for position in range(span.first_position, span.first_position + span.length):
+            oldest = 0 if window is None else max(0, position - window + 1)
+            low, high = oldest // block_tokens, position // block_tokens + 1
+            count = high - low
+            pair_block += span.blocks[low - span.first_block : high - span.first_block]
+            row_pairs.append(count)
+            starts += range(low * block_tokens, high * block_tokens, block_tokens)
+            lasts += [position] * count
+            firsts += [oldest] * count
+    counts = torch.tensor(row_pairs)
+    slots = torch.tensor(starts).unsqueeze(1) + torch.arange(block_tokens)
+    reads = slots <= torch.tensor(lasts).unsqueeze(1)
+    if window is not None:
+        reads &= slots >= torch.tensor(firsts).unsqueeze(1)
+    mask = torch.zeros(reads.shape).masked_fill_(~reads, float("-inf"))
+    return DecodePlan(
+        pair_block=torch.tensor(pair_block).to(device),
+        pair_row=torch.repeat_interleave(counts).to(device),
+        row_pairs=counts.to(device),
+        mask=mask[:, None, None, :].to(device),
+    )
+
+
+def decode_attention(q: Tensor, storage: Tensor, plan: DecodePlan, k_dim: int) -> Tensor:
+    """Softmax attention of each row over its own blocks, in float32.
+
+    q: [T, H, Dk] float32, already scaled. Returns [T, H, Dv] float32.
+    """
+    rows, heads, _ = q.shape
+    _, kv_heads, block, width = storage.shape
+    pairs, per_kv = plan.pair_block.numel(), heads // kv_heads
+    kv = storage.index_select(0, plan.pair_block).float().view(pairs * kv_heads, block, width)
+    queries = q.view(rows, kv_heads, per_kv, k_dim).index_select(0, plan.pair_row)
+    scores = torch.bmm(
+        queries.view(pairs * kv_heads, per_kv, k_dim), kv[..., :k_dim].transpose(1, 2)
+    )
+    scores = scores.view(pairs, kv_heads, per_kv, block) + plan.mask
+    best = torch.segment_reduce(scores.amax(-1), "max", lengths=plan.row_pairs, axis=0)
+    weights = torch.exp(scores - best.index_select(0, plan.pair_row).unsqueeze(-1))
+    values = torch.bmm(weights.view(pairs * kv_heads, per_kv, block), kv[..., k_dim:])
+    # segment_reduce adds a row's blocks one after another, oldest first.
+    total = torch.segment_reduce(weights.sum(-1), "sum", lengths=plan.row_pairs, axis=0)
+    summed = torch.segment_reduce(
+        values.view(pairs, kv_heads, per_kv, width - k_dim),
+        "sum",
+        lengths=plan.row_pairs,
+        axis=0,
+    )
+    return (summed / total.unsqueeze(-1)).view(rows, heads, width - k_dim)
+
+
+def plan_prefill(
+    span: Span, block_tokens: int, window: int | None, device: torch.device | str
+) -> PrefillPlan:
+    """Keys start at the first block the chunk's first row reads, rounded down to KEY_TILE
+    tokens, so that a key always lies at the same place in its tile."""
+    end = span.first_position + span.length
+    oldest = 0 if window is None else max(0, span.first_position - window + 1)
+    origin = oldest // KEY_TILE * KEY_TILE
+    first = max(origin // block_tokens, span.first_block)
+    lead = first - origin // block_tokens
+    held = span.blocks[first - span.first_block : -(-end // block_tokens) - span.first_block]
+    # Blocks that left the window stand in as any block: the mask hides them.
+    blocks = [held[0]] * lead + list(held)
+    padded_keys = -(-(end - origin) // KEY_TILE) * KEY_TILE
+    padded_rows = max(QUERY_MINIMUM, -(-span.length // QUERY_TILE) * QUERY_TILE)
+    positions = torch.arange(span.first_position, span.first_position + padded_rows)
+    positions = positions.clamp_(max=end - 1).unsqueeze(1)
+    slots = torch.arange(origin, origin + padded_keys)
+    mask = slots <= positions
+    if window is not None:
+        mask &= slots > positions - window
+    return PrefillPlan(
+        blocks=torch.tensor(blocks).to(device),
+        num_rows=span.length,
+        padded_keys=padded_keys,
+        mask=mask.to(device),
+    )
+
+
+def prefill_attention(q: Tensor, storage: Tensor, plan: PrefillPlan, k_dim: int) -> Tensor:
+    """Causal attention of one slot's chunk; its own keys are in storage already.
+
+    q: [T, H, Dk] in storage's dtype, already scaled. Returns [T, H, Dv] in that dtype.
+    """
+    rows, heads, _ = q.shape
+    _, kv_heads, block, width = storage.shape
+    count = plan.blocks.numel()
+    gathered = storage.index_select(0, plan.blocks).permute(1, 0, 2, 3)
+    kv = storage.new_zeros(kv_heads, plan.padded_keys, width)
+    tokens = min(count * block, plan.padded_keys)
+    kv[:, :tokens].copy_(gathered.reshape(kv_heads, count * block, width)[:, :tokens])
+    queries = F.pad(q.transpose(0, 1), (0, 0, 0, plan.mask.shape[0] - rows))
+    out = F.scaled_dot_product_attention(
+        queries.unsqueeze(0),
+        kv[None, ..., :k_dim],
+        kv[None, ..., k_dim:],
+        attn_mask=plan.mask,
+        scale=1.0,
+        enable_gqa=heads != kv_heads,
+    )
+    return out[0, :, :rows].transpose(0, 1)
+
+
+def attention_reference(
+    q: Tensor, keys: Tensor, values: Tensor, first_position: int, window: int | None
+) -> Tensor:
+    """The oracle of both: plain softmax attention of one slot in float64.
+
+    q: [T, H, Dk] scaled, rows at first_position onward; keys [L, K, Dk]; values [L, K, Dv].
+    Returns [T, H, Dv] float64.
+    """
+    rows, heads, _ = q.shape
+    per_kv = heads // keys.shape[1]
+    keys = keys.double().repeat_interleave(per_kv, dim=1)
+    values = values.double().repeat_interleave(per_kv, dim=1)
+    scores = torch.einsum("thd,lhd->htl", q.double(), keys)
+    positions = torch.arange(first_position, first_position + rows).unsqueeze(1)
+    slots = torch.arange(keys.shape[0])
+    hidden = slots > positions
+    if window is not None:
+        hidden |= slots <= positions - window
+    weights = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
+    return torch.einsum("htl,lhd->thd", weights, values)

@@ -1,0 +1,1 @@
+"""Model families: one file a family, found by `model_type` through `registry`."""

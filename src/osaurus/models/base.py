@@ -1,0 +1,103 @@
+"""What a model is to the engine: packed rows in, logits for chosen rows out.
+
+A step's rows lie one after another without padding. Decode and verify rows come first
+(`num_small` of them), then prefill rows; the engine never mixes both in one forward, since
+they must not share a product. Static shapes are the runner's affair, not a model's.
+
+Letters: T rows, S slots, L logits rows, C hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from osaurus.kernels.paged_attention import DecodePlan, PrefillPlan
+from osaurus.topology.base import AttentionTopology
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupBatch:
+    """One KV group's part of a step, built once for all its layers.
+
+    `write_rows` says where the step's keys and values go: for row t and kv head h the flat
+    index (block * heads + h) * block_tokens + offset. Exactly one plan is set.
+    """
+
+    write_rows: Tensor  # [T * kv heads] int64
+    decode: DecodePlan | None = None
+    prefill: PrefillPlan | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardBatch:
+    """One forward's rows. Host values are tuples; tensors are on the model's device.
+
+    `slot_mapping[g][t]` is block * block_tokens + offset of row t in group g;
+    `block_table[g][s]` the blocks of slot s from its `first_block` on. Recurrent layers read
+    `state_slot[s]` and write `state_staging[s]`. `taps` names layers whose output hidden
+    states are wanted. `embeds`, when given, replaces the embedding of `token_ids`.
+    """
+
+    token_ids: Tensor  # [T] int64
+    positions: Tensor  # [T] int64, or [3, T] for multi-axis rotary
+    last_position: int
+    num_small: int
+    q_start: tuple[int, ...]  # S + 1 row offsets
+    kv_len: tuple[int, ...]  # S, tokens of each slot including this step's rows
+    slot_mapping: tuple[Tensor, ...]  # per group [T] int64
+    block_table: tuple[tuple[Sequence[int], ...], ...]  # per group, per slot
+    groups: tuple[GroupBatch, ...]
+    logits_rows: Tensor  # [L] int64
+    state_slot: Tensor | None = None  # [S] int64
+    state_staging: Tensor | None = None  # [S] int64
+    taps: tuple[int, ...] = ()
+    embeds: Tensor | None = None  # [T, C] float32
+
+    @property
+    def num_rows(self) -> int:
+        return self.q_start[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKV:
+    """Where one attention layer's keys and values lie."""
+
+    group: int
+    storage: Tensor  # [blocks, kv heads, block_tokens, k_dim + v_dim]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardOutput:
+    """`logits` [L, V] float32, None when no row asked for them; `taps` by layer index."""
+
+    logits: Tensor | None
+    taps: Mapping[int, Tensor] = field(default_factory=dict)
+
+
+class Model(Protocol):
+    """A loaded network. Holds weights, never requests; only the engine's thread calls it."""
+
+    vocab_size: int
+    max_context_tokens: int
+    kv_dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def layers_topology(self) -> tuple[AttentionTopology, ...]:
+        """What each layer remembers, in order."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights resident."""
+        ...
+
+    def forward(self, batch: ForwardBatch, kv: Sequence[LayerKV]) -> ForwardOutput:
+        """Run one packed batch: write its keys and values, return logits for its
+        `logits_rows`. Mutates only the slots named by the batch."""
+        ...

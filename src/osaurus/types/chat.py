@@ -1,0 +1,108 @@
+"""A conversation as every protocol hands it to `chat/`: messages, tools, the request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from osaurus.types.sampling import SamplingParams
+
+Role = Literal["system", "user", "assistant", "tool"]
+FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPart:
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaPart:
+    """A picture, sound or video as it came: a data URL or an address, never fetched here."""
+
+    kind: Literal["image", "audio", "video"]
+    source: str
+
+
+Part = TextPart | MediaPart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCallRef:
+    """A call in the history. `arguments` is JSON text as the client sent it."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    role: Role
+    content: str | tuple[Part, ...] = ""
+    reasoning_content: str | None = None
+    tool_calls: tuple[ToolCallRef, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+
+    @property
+    def text(self) -> str:
+        """All text parts joined without separators."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content if isinstance(part, TextPart))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """One chat call, whatever protocol it came by.
+
+    `template_kwargs` are the caller's explicit template switches (`enable_thinking`, …);
+    nothing adds to them silently. `sampling` holds only what the caller set, by field name
+    of `SamplingParams`; model and engine defaults fill the rest in `chat/`.
+    """
+
+    model: str
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    n: int = 1
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    source: Literal["http_api", "cli", "chat_ui", "plugin", "proof"] = "http_api"
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+__all__ = [
+    "ChatRequest",
+    "FinishReason",
+    "MediaPart",
+    "Message",
+    "Part",
+    "Role",
+    "SamplingParams",
+    "TextPart",
+    "Tool",
+    "ToolCallRef",
+    "Usage",
+]

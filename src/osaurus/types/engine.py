@@ -1,0 +1,130 @@
+"""The contract between a runtime and any engine: token ids in, events out.
+
+`BatchEngine` implements it; nothing above `runtime/` knows which engine is below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from osaurus.types.events import Event, TokenLogprob
+from osaurus.types.sampling import SamplingParams
+
+
+class OutputPipeline(Protocol):
+    """Turns one request's token ids into events. Runs on the engine's thread, holds no
+    model state, one instance a choice.
+
+    Calls: `push` for each sampled token except the end token, in order; then `finish`
+    once. After `halted` is true nothing more is pushed and `finish` emits nothing.
+    """
+
+    halted: bool  #: a stop string matched; the engine ends the request in this step
+    stop_string: str | None
+    unclosed_reasoning: bool  #: valid after `finish`
+    reasoning_tokens: int
+    tool_call_protocol_failure: bool
+
+    def push(self, token_id: int, logprob: TokenLogprob | None = None) -> list[Event]: ...
+
+    def finish(self) -> list[Event]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """What an engine needs to serve one prompt.
+
+    `token_ids` is the whole prompt (non-empty). `make_output` builds one pipeline a choice.
+    Choice `i` of `n` samples with `seed + i`. `stop_token_ids` are the bundle's end tokens;
+    those of `params` are added.
+    """
+
+    request_id: str
+    token_ids: Sequence[int]
+    params: SamplingParams
+    make_output: Callable[[], OutputPipeline]
+    stop_token_ids: frozenset[int] = frozenset()
+    n: int = 1
+
+
+class EventStream(Protocol):
+    """One choice's events. Iterate it from one consumer, with `for` or `async for`.
+
+    Closing it, or dropping it before `Info`, cancels the request.
+    """
+
+    request_id: str
+
+    def __iter__(self) -> Iterator[Event]: ...
+
+    def __aiter__(self) -> AsyncIterator[Event]: ...
+
+    def close(self) -> None: ...
+
+    async def drained(self) -> None:
+        """Return when the engine has stopped touching this request's tensors."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacitySnapshot:
+    """One consistent observation of an engine; not a reservation."""
+
+    configured_maximum: int
+    active_count: int
+    pending_count: int
+    active_count_high_watermark: int
+    is_accepting_requests: bool
+    is_shutdown: bool
+    kv_blocks_total: int = 0
+    kv_blocks_free: int = 0
+
+    @property
+    def nominal_available_count(self) -> int:
+        if self.is_shutdown:
+            return 0
+        return max(0, self.configured_maximum - self.active_count)
+
+
+class Engine(Protocol):
+    """One loaded model serving many requests."""
+
+    max_context_tokens: int
+
+    def generate(self, request: GenerationRequest) -> list[EventStream]:
+        """Queue a prompt; return `request.n` streams at once. Never raises for a full or
+        shut-down engine: such a stream holds a single `Info(stop_reason="cancelled")`."""
+        ...
+
+    def cancel(self, request_id: str) -> bool:
+        """Cancel every choice of a request. False when it is unknown or already finished."""
+        ...
+
+    def update_max_batch_size(self, n: int) -> None:
+        """Raises `InvalidMaxBatchSize` or `EngineShutdown`."""
+        ...
+
+    def capacity_snapshot(self) -> CapacitySnapshot: ...
+
+    def shutdown(self) -> None:
+        """Fail closed: stop, end every stream, return when nothing touches the device."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of an engine, resolved by the runtime.
+
+    `kv_budget_bytes` is the pool's size; None takes a quarter of the memory available to
+    this process. `prefill_chunk_tokens` bounds one prefill forward; with streams running a
+    chunk is sized to `latency_budget_ms`.
+    """
+
+    max_batch_size: int = 8
+    kv_budget_bytes: int | None = None
+    kv_block_tokens: int = 32
+    prefill_chunk_tokens: int = 512
+    latency_budget_ms: float = 60.0
+    max_context_tokens: int | None = None
