@@ -13,12 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import sys
 import time
 from pathlib import Path
 from typing import Any, TextIO
 
+import psutil
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, StoppingCriteria
@@ -48,11 +48,8 @@ def load(model: Path, dtype: str) -> Any:
 
 @torch.inference_mode()
 def run(model: Any, work: dict[str, Any]) -> dict[str, float]:
-    """One workload with fresh random prompts; the same arithmetic of rates as the caller's."""
-    vocab = model.config.get_text_config().vocab_size
-    generator = torch.Generator().manual_seed(work["seed"])
-    shape = (work["streams"], work["prompt_tokens"])
-    ids = torch.randint(vocab // 8, vocab - vocab // 8, shape, generator=generator)
+    """One workload: prompts of equal length as one batch."""
+    ids = torch.tensor(work["prompts"])
     stamp = Stamp()
     started = time.perf_counter()
     model.generate(
@@ -66,9 +63,9 @@ def run(model: Any, work: dict[str, Any]) -> dict[str, float]:
     )
     ttft = stamp.times[0] - started
     if work["kind"] == "prefill":
-        rate = work["prompt_tokens"] / ttft
+        rate = ids.shape[1] / ttft
     else:
-        rate = work["streams"] * (len(stamp.times) - 1) / (stamp.times[-1] - stamp.times[0])
+        rate = ids.shape[0] * (len(stamp.times) - 1) / (stamp.times[-1] - stamp.times[0])
     return {"ttft_s": ttft, "tokens_per_s": rate}
 
 
@@ -96,13 +93,8 @@ def main() -> None:
     print(json.dumps(facts), file=replies)
     for line in sys.stdin:
         reply: dict[str, Any] = run(model, json.loads(line))
-        reply["peak_rss_bytes"] = _peak_rss_bytes()
+        reply["rss_bytes"] = psutil.Process().memory_info().rss
         print(json.dumps(reply), file=replies)
-
-
-def _peak_rss_bytes() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak  # Linux counts in KiB
 
 
 if __name__ == "__main__":

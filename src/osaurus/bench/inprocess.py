@@ -9,15 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from random import Random
 
-from osaurus.bench.workloads import (
-    DidNotRun,
-    Sample,
-    Workload,
-    random_prompt,
-    shared_decode_rate,
-)
+from osaurus.bench.workloads import DidNotRun, Sample, Workload, shared_decode_rate
 from osaurus.types.engine import Engine, GenerationRequest
 from osaurus.types.events import Event, Info, TokenLogprob
 from osaurus.types.sampling import SamplingParams
@@ -43,31 +36,39 @@ class StampedOutput:
         return []
 
 
-def run_once(engine: Engine, workload: Workload, vocab_size: int, random: Random) -> Sample:
-    """One run with fresh prompts. Raises `DidNotRun` when it was not the described work."""
-    outputs: list[StampedOutput] = []
-    requests = [
-        GenerationRequest(
-            request_id=f"bench-{random.getrandbits(64):016x}",
-            token_ids=random_prompt(random, vocab_size, workload.prompt_tokens),
+class EngineRunner:
+    """Runs workloads on one engine. Prompts must be new to it."""
+
+    def __init__(self, name: str, engine: Engine) -> None:
+        self.name = name
+        self._engine = engine
+        self._count = 0
+
+    def run_once(self, workload: Workload, prompts: Sequence[Sequence[int]]) -> Sample:
+        """One run. Raises `DidNotRun` when it was not the described work."""
+        outputs: list[StampedOutput] = []
+        requests = [self._request(workload, prompt, outputs) for prompt in prompts]
+        started = time.perf_counter()
+        streams = [stream for request in requests for stream in self._engine.generate(request)]
+        for stream in streams:
+            _check_ran(_last_info(list(stream)), workload)
+        ttft_s = max(output.times[0] for output in outputs) - started
+        if workload.kind == "prefill":
+            rate = workload.prompt_tokens / ttft_s
+        else:
+            rate = shared_decode_rate([output.times for output in outputs])
+        return Sample(ttft_s=ttft_s, tokens_per_s=rate)
+
+    def _request(
+        self, workload: Workload, prompt: Sequence[int], outputs: list[StampedOutput]
+    ) -> GenerationRequest:
+        self._count += 1
+        return GenerationRequest(
+            request_id=f"bench-{self._count}",
+            token_ids=prompt,
             params=SamplingParams(temperature=0.0, max_tokens=workload.new_tokens, ignore_eos=True),
             make_output=_recorder(outputs),
         )
-        for _ in range(workload.streams)
-    ]
-    started = time.perf_counter()
-    streams = [stream for request in requests for stream in engine.generate(request)]
-    infos = [_last_info(list(stream)) for stream in streams]
-    for info in infos:
-        _check_ran(info, workload)
-    if workload.kind == "decode" and min(len(output.times) for output in outputs) < 2:
-        raise DidNotRun("fewer than two tokens came; decode needs an interval")
-    ttft_s = max(output.times[0] for output in outputs) - started
-    if workload.kind == "prefill":
-        rate = workload.prompt_tokens / ttft_s
-    else:
-        rate = shared_decode_rate([output.times for output in outputs])
-    return Sample(ttft_s=ttft_s, tokens_per_s=rate)
 
 
 def _recorder(outputs: list[StampedOutput]) -> Callable[[], StampedOutput]:

@@ -16,12 +16,8 @@ from typing import Any
 
 import httpx2
 
-from osaurus.bench.workloads import DidNotRun, Measurement, NotRun, Outcome
+from osaurus.bench.workloads import DidNotRun, Measurement, NotRun, Outcome, random_words
 
-_WORDS = (
-    "river", "stone", "lantern", "harbor", "copper", "violin", "meadow", "thunder", "orchard",
-    "compass", "velvet", "glacier", "pepper", "saddle", "window", "ember", "cedar", "falcon",
-)  # fmt: skip
 _STORY = "Write a long story about a sailor and the sea. Use many sentences."
 #: Neighbour streams while a long prompt arrives, and the answer length that outlasts it.
 _RUNNING_STREAMS = 4
@@ -142,7 +138,7 @@ def measure_http(
     the longest gap of running streams while a long prompt arrives. One warm-up first."""
     random = Random(seed)
     load.ask("Hello", 8)
-    single = [load.ask(f"{_STORY} {_words(random, 3)}.", new_tokens) for _ in range(rounds)]
+    single = [load.ask(f"{_STORY} {random_words(random, 3)}.", new_tokens) for _ in range(rounds)]
     results: list[Outcome] = [
         Measurement(
             workload="first token, short prompt",
@@ -181,7 +177,7 @@ def _measured(workload: str, unit: str, run: Callable[[], list[float]]) -> Outco
 
 
 def _total_rate(load: HttpLoad, random: Random, count: int, new_tokens: int) -> float:
-    prompts = [f"{_STORY} {_words(random, 3)}." for _ in range(count)]
+    prompts = [f"{_STORY} {random_words(random, 3)}." for _ in range(count)]
     replies, elapsed = load.ask_all(prompts, new_tokens)
     return sum(reply.completion_tokens for reply in replies) / elapsed
 
@@ -191,7 +187,7 @@ def _long_prompt(load: HttpLoad, random: Random, rounds: int, prefix_words: int)
     warm: list[float] = []
     tokens = 0
     for _ in range(rounds):
-        prefix = _words(random, prefix_words)
+        prefix = random_words(random, prefix_words)
         first = load.ask(f"{prefix}\nWhich word came first?", 4)
         cold.append(1e3 * first.ttft_s)
         warm.append(1e3 * load.ask(f"{prefix}\nWhich word came last?", 4).ttft_s)
@@ -225,14 +221,14 @@ def _worst_gap(load: HttpLoad, random: Random, new_tokens: int, prefix_words: in
             all_running.abort()
             failures.append(DidNotRun(f"a running stream ended: {error}"))
 
-    prompts = [f"{_STORY} {_words(random, 3)}." for _ in range(_RUNNING_STREAMS)]
+    prompts = [f"{_STORY} {random_words(random, 3)}." for _ in range(_RUNNING_STREAMS)]
     threads = [threading.Thread(target=neighbour, args=(prompt,)) for prompt in prompts]
     for thread in threads:
         thread.start()
     arrival: Reply | None = None
     try:
         all_running.wait()
-        arrival = load.ask(_words(random, prefix_words), 2)
+        arrival = load.ask(random_words(random, prefix_words), 2)
     except threading.BrokenBarrierError:
         failures.append(DidNotRun("the neighbour streams never ran side by side"))
     finally:
@@ -249,7 +245,3 @@ def _worst_gap(load: HttpLoad, random: Random, new_tokens: int, prefix_words: in
 def _has_text(frame: Mapping[str, Any]) -> bool:
     deltas = (choice.get("delta") or {} for choice in frame.get("choices") or [])
     return any(delta.get("content") or delta.get("reasoning_content") for delta in deltas)
-
-
-def _words(random: Random, count: int) -> str:
-    return " ".join(random.choice(_WORDS) for _ in range(count))

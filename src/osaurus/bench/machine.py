@@ -6,15 +6,15 @@ imports it.
 
 from __future__ import annotations
 
-import os
 import platform
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil
 
-#: Instruction sets that decide which kernels can run, in the spelling of /proc/cpuinfo.
+from osaurus.kernels import cpu
+
+#: Instruction sets that decide which kernels can run, as the operating system spells them.
 _RELEVANT_ISA = (
     "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16",
     "avx_vnni", "amx_tile", "amx_bf16", "amx_int8", "asimd", "asimddp", "i8mm", "bf16", "sve",
@@ -40,24 +40,17 @@ class Machine:
 
 def read_machine() -> Machine:
     memory = psutil.virtual_memory()
-    cpu, isa = _read_cpu()
+    flags = cpu.isa_flags()
     return Machine(
         system=f"{platform.system()} {platform.machine()}",
-        cpu=cpu,
-        cores=usable_cores(),
-        isa=isa,
+        cpu=cpu.model_name(),
+        cores=cpu.usable_cores(),
+        isa=tuple(flag for flag in _RELEVANT_ISA if flag in flags),
         memory_bytes=memory.total,
         memory_available_bytes=memory.available,
         load_average=round(psutil.getloadavg()[0], 2),
         python=platform.python_version(),
     )
-
-
-def usable_cores() -> int:
-    """Cores this process may be scheduled on, as a container or taskset left them."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def torch_facts() -> dict[str, Any]:
@@ -77,18 +70,3 @@ def torch_facts() -> dict[str, Any]:
 def rss_bytes() -> int:
     """Resident memory of this process, mapped weight files included."""
     return psutil.Process().memory_info().rss
-
-
-def _read_cpu() -> tuple[str, tuple[str, ...]]:
-    """Model name and relevant instruction sets; both from /proc/cpuinfo where there is one."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.exists():
-        return platform.processor() or "unknown", ()
-    name, flags = "", set[str]()
-    for line in cpuinfo.read_text(errors="replace").splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == "model name" and not name:
-            name = value.strip()
-        elif key.strip() in ("flags", "Features") and not flags:
-            flags = set(value.split())
-    return name or platform.processor() or "unknown", tuple(f for f in _RELEVANT_ISA if f in flags)

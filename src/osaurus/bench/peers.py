@@ -11,8 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ class Peer:
 
     def __init__(self, name: str, model_path: Path) -> None:
         self.name = name
-        self.peak_rss_bytes = 0
+        self.rss_bytes = 0
         self._process = subprocess.Popen(
             [sys.executable, str(_script(name)), str(model_path)],
             stdin=subprocess.PIPE,
@@ -51,16 +50,17 @@ class Peer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def run_once(self, workload: Workload, seed: int) -> Sample:
+    def run_once(self, workload: Workload, prompts: Sequence[Sequence[int]]) -> Sample:
         """One run. Raises `DidNotRun` when the peer's process ended instead of answering."""
         assert self._process.stdin is not None
+        work = {"kind": workload.kind, "new_tokens": workload.new_tokens, "prompts": prompts}
         try:
-            self._process.stdin.write(json.dumps({**asdict(workload), "seed": seed}) + "\n")
+            self._process.stdin.write(json.dumps(work) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError as error:
             raise DidNotRun(f"the {self.name} process has ended") from error
         reply = self._read()
-        self.peak_rss_bytes = int(reply["peak_rss_bytes"])
+        self.rss_bytes = int(reply["rss_bytes"])
         return Sample(ttft_s=reply["ttft_s"], tokens_per_s=reply["tokens_per_s"])
 
     def close(self) -> None:

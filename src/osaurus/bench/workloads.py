@@ -7,7 +7,7 @@ not run as described becomes `NotRun` with the reason, and has no speed to print
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Literal
@@ -16,6 +16,11 @@ from osaurus.errors import OsaurusError
 
 #: Prompt of a decode workload: long enough to be a prompt, short enough to cost little.
 DECODE_PROMPT_TOKENS = 32
+
+_WORDS = (
+    "river", "stone", "lantern", "harbor", "copper", "violin", "meadow", "thunder", "orchard",
+    "compass", "velvet", "glacier", "pepper", "saddle", "window", "ember", "cedar", "falcon",
+)  # fmt: skip
 
 Kind = Literal["prefill", "decode"]
 
@@ -113,11 +118,17 @@ def outcomes(workload: Workload, samples: Sequence[Sample]) -> list[Outcome]:
     return found
 
 
-def random_prompt(random: Random, vocab_size: int, count: int) -> list[int]:
-    """Token ids no cache has seen, from the middle of the vocabulary, where no family keeps
-    its control tokens."""
-    low, high = vocab_size // 8, vocab_size - vocab_size // 8
-    return [random.randrange(low, high) for _ in range(count)]
+def random_words(random: Random, count: int) -> str:
+    return " ".join(random.choice(_WORDS) for _ in range(count))
+
+
+def random_prompts(
+    workload: Workload, encode: Callable[[str], Sequence[int]], random: Random
+) -> list[list[int]]:
+    """One prompt a stream, of exactly `prompt_tokens` ids, that no cache has seen."""
+    # A word is at least one token, so as many words as tokens are enough.
+    texts = [random_words(random, workload.prompt_tokens) for _ in range(workload.streams)]
+    return [list(encode(text))[: workload.prompt_tokens] for text in texts]
 
 
 def shared_decode_rate(token_times: Sequence[Sequence[float]]) -> float:

@@ -1,0 +1,109 @@
+"""Proves the HTTP load: usage counts, not frames; refusal where a server gives no usage."""
+
+from __future__ import annotations
+
+import threading
+from random import Random
+
+import pytest
+
+from osaurus.bench.load import HttpLoad, Reply, _worst_gap, measure_http
+from osaurus.bench.workloads import DidNotRun, Measurement
+from unit.cli.scripted_server import end_frames, scripted_server, text_frame
+
+
+def test_tokens_are_the_servers_count_not_the_number_of_frames() -> None:
+    frames = [text_frame("one two"), text_frame(" three")]
+    with scripted_server(lambda _: [*frames, *end_frames(7, 40)]) as server:
+        load = HttpLoad(server.address, "m")
+        reply = load.ask("hi", 40)
+        load.close()
+    assert (reply.prompt_tokens, reply.completion_tokens, len(reply.times)) == (7, 40, 2)
+    assert reply.tokens_per_s == pytest.approx(39 / (reply.times[1] - reply.times[0]))
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        ([text_frame("hi"), "[DONE]"], "no usage"),
+        (end_frames(), "no text"),
+    ],
+)
+def test_a_stream_that_cannot_be_counted_has_no_speed(frames: list, reason: str) -> None:
+    with scripted_server(lambda _: frames) as server:
+        load = HttpLoad(server.address, "m")
+        with pytest.raises(DidNotRun, match=reason):
+            load.ask("hi", 4)
+        load.close()
+
+
+def test_a_refusal_is_quoted() -> None:
+    with scripted_server(lambda _: []) as server:
+        server.refuse_with = (404, {"error": {"message": "no such model"}})
+        load = HttpLoad(server.address, "m")
+        with pytest.raises(DidNotRun, match=r"404.*no such model"):
+            load.ask("hi", 4)
+        load.close()
+
+
+def _patient_story():
+    """Stories stream until a long prompt has been answered, as a fair server would."""
+    long_prompt_came = threading.Event()
+
+    def frames(body):
+        content = body["messages"][0]["content"]
+        if content.startswith("Write") and body["max_tokens"] == 4 * 6:
+            yield text_frame("Once ")
+            long_prompt_came.wait(30)
+        elif len(content.split()) == 50:
+            yield text_frame("end")
+            long_prompt_came.set()
+        yield text_frame("more ")
+        yield text_frame("and more")
+        yield from end_frames(50, 6)
+
+    return frames
+
+
+def test_every_figure_of_a_users_view_is_measured() -> None:
+    with scripted_server(_patient_story()) as server:
+        load = HttpLoad(server.address, "m")
+        found = measure_http(load, rounds=1, new_tokens=6, streams=[1, 2], prefix_words=50, seed=1)
+        load.close()
+    assert [outcome.workload for outcome in found] == [
+        "first token, short prompt",
+        "decode 1 stream",
+        "decode 2 streams",
+        "first token, 50 token prompt, cold",
+        "first token, 50 token prompt, same prefix again",
+        "longest gap while a long prompt arrives",
+    ]
+    assert all(isinstance(outcome, Measurement) and outcome.median > 0 for outcome in found)
+
+
+class _ScriptedLoad(HttpLoad):
+    """Every stream begins at 0; neighbours end at `neighbours_end`, the long prompt's first
+    token comes at 5."""
+
+    def __init__(self, neighbours_end: float) -> None:
+        super().__init__("http://localhost", "m")
+        self._neighbours_end = neighbours_end
+
+    def ask(self, content, max_tokens, *, on_text=None) -> Reply:
+        if on_text:
+            on_text()
+        times = (1.0, 1.5, self._neighbours_end) if on_text else (5.0,)
+        return Reply(started=0.0, times=times, prompt_tokens=9, completion_tokens=3)
+
+
+def test_the_longest_gap_is_the_neighbours_own() -> None:
+    load = _ScriptedLoad(neighbours_end=8.0)
+    assert _worst_gap(load, Random(0), 6, 50) == pytest.approx(6500.0)
+    load.close()
+
+
+def test_neighbours_that_end_before_the_long_prompt_is_read_give_no_gap() -> None:
+    load = _ScriptedLoad(neighbours_end=4.0)
+    with pytest.raises(DidNotRun, match="ended before"):
+        _worst_gap(load, Random(0), 6, 50)
+    load.close()
