@@ -1,0 +1,63 @@
+"""Claims about rotary tables, noise and dense rows."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from osaurus.errors import UnsupportedBundle
+from osaurus.kernels.linear import linear_rows
+from osaurus.kernels.rope import RotaryTable, apply_rope, inverse_frequencies
+from osaurus.kernels.sample import gumbel_noise
+
+
+def test_rotation_keeps_lengths_and_depends_on_distance_only() -> None:
+    table = RotaryTable(*inverse_frequencies(32, 10000.0, None, 64), "cpu")
+    x, y = torch.randn(1, 2, 32), torch.randn(1, 2, 32)
+
+    def rotated(v: torch.Tensor, position: int) -> torch.Tensor:
+        return apply_rope(v, *table.at(torch.tensor([position]), position))
+
+    torch.testing.assert_close(rotated(x, 5000).norm(), x.norm())
+    near = (rotated(x, 10) * rotated(y, 3)).sum()
+    far = (rotated(x, 107) * rotated(y, 100)).sum()
+    torch.testing.assert_close(near, far, rtol=1e-4, atol=1e-4)
+
+
+def test_dims_past_the_rotary_ones_pass_through() -> None:
+    table = RotaryTable(*inverse_frequencies(16, 10000.0, None, 64), "cpu")
+    x = torch.randn(3, 2, 24)
+    out = apply_rope(x, *table.at(torch.tensor([4, 9, 2]), 9))
+    assert torch.equal(out[..., 16:], x[..., 16:])
+    assert not torch.equal(out[..., :16], x[..., :16])
+
+
+def test_an_unknown_rope_scaling_is_named() -> None:
+    with pytest.raises(UnsupportedBundle, match="longrope"):
+        inverse_frequencies(32, 10000.0, {"rope_type": "longrope"}, 64)
+
+
+def test_noise_is_standard_gumbel_and_a_function_of_its_key() -> None:
+    ids = torch.arange(200_000)
+    noise = gumbel_noise(7, 3, ids)
+    assert abs(float(noise.mean()) - 0.5772) < 0.01
+    assert abs(float(noise.var()) - math.pi**2 / 6) < 0.03
+    cdf = torch.exp(-torch.exp(-noise.sort().values))
+    steps = (torch.arange(len(ids)) + 0.5) / len(ids)
+    assert float((cdf - steps).abs().max()) < 1.95 / len(ids) ** 0.5  # Kolmogorov-Smirnov, 0.1 %
+    assert torch.equal(gumbel_noise(7, 3, ids[500:600]), noise[500:600])
+    for other in (gumbel_noise(8, 3, ids), gumbel_noise(7, 4, ids), gumbel_noise(-7, 3, ids)):
+        assert abs(float(torch.corrcoef(torch.stack([noise, other]))[0, 1])) < 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("k", [96, 576, 4864])
+def test_dense_rows_have_the_same_bits_in_any_number(dtype: torch.dtype, k: int) -> None:
+    weight = torch.randn(130, k).to(dtype)
+    x = torch.randn(19, k).to(dtype)
+    together = linear_rows(x, weight)
+    for m in (1, 2, 7, 8, 9, 16):
+        assert torch.equal(linear_rows(x[:m], weight), together[:m]), m
+        assert torch.equal(linear_rows(x[-m:], weight), together[-m:]), m
