@@ -1,0 +1,106 @@
+"""GGUF architectures we read: their tensor names in Hugging Face spelling, as tables.
+
+In: a GGUF tensor name such as `blk.3.attn_q.weight`. Out: `model.layers.3.self_attn.q_proj.weight`.
+A tensor that no table names is an error, never silently left out: a weight that is ignored is
+a wrong answer later. Names are those of ggml's `tensor_mapping`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from osaurus.errors import UnsupportedBundle
+
+_EMBEDDING = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_ATTENTION = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+}
+_MLP = {
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_QK_NORM = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+
+#: Not weights: rotary factors that `gguf_config.py` turns into `rope_scaling`.
+ROPE_TENSORS = frozenset(
+    {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufArchitecture:
+    """How one `general.architecture` maps to a published config and its tensor names.
+
+    `rope_interleaved`: the converter permuted the rows of q and k so that a rotary pair lies
+    side by side; the rows are left as they are and the config says so.
+    """
+
+    model_type: str
+    rope_interleaved: bool
+    block: Mapping[str, str]
+    model: Mapping[str, str] = field(default_factory=lambda: _EMBEDDING)
+    config: Mapping[str, object] = field(default_factory=dict)
+
+
+ARCHITECTURES: Mapping[str, GgufArchitecture] = {
+    "llama": GgufArchitecture(
+        model_type="llama", rope_interleaved=True, block={**_ATTENTION, **_MLP}
+    ),
+    "qwen2": GgufArchitecture(
+        model_type="qwen2", rope_interleaved=False, block={**_ATTENTION, **_MLP}
+    ),
+    "qwen3": GgufArchitecture(
+        model_type="qwen3", rope_interleaved=False, block={**_ATTENTION, **_QK_NORM, **_MLP}
+    ),
+}
+
+
+def find_architecture(name: object, where: object) -> GgufArchitecture:
+    """The table entry, or `UnsupportedBundle` that lists what is supported."""
+    found = ARCHITECTURES.get(name) if isinstance(name, str) else None
+    if found is None:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise UnsupportedBundle(
+            f"{where}: GGUF architecture {name!r} is not supported (supported: {known}); "
+            "use the model's safetensors form instead"
+        )
+    return found
+
+
+def hf_name(architecture: GgufArchitecture, name: str) -> str | None:
+    """The Hugging Face name, None for rotary factors; raises `KeyError` for unknown names."""
+    if name in ROPE_TENSORS:
+        return None
+    stem, _, suffix = name.rpartition(".")
+    if suffix not in ("weight", "bias"):
+        raise KeyError(name)
+    if stem.startswith("blk."):
+        _, layer, part = stem.split(".", 2)
+        return f"model.layers.{int(layer)}.{architecture.block[part]}.{suffix}"
+    return f"{architecture.model[stem]}.{suffix}"
+
+
+def missing_tensors(
+    architecture: GgufArchitecture, num_layers: int, present: Iterable[str]
+) -> list[str]:
+    """GGUF names of weights that a whole model has and `present` lacks, in order.
+
+    `output.weight` may be absent (tied to the embedding), and so may every bias.
+    """
+    have = set(present)
+    wanted = [f"{stem}.weight" for stem in architecture.model if stem != "output"]
+    wanted += [
+        f"blk.{layer}.{part}.weight" for layer in range(num_layers) for part in architecture.block
+    ]
+    return [name for name in wanted if name not in have]

@@ -1,0 +1,181 @@
+"""SentencePiece vocabularies in the form that the `tokenizers` library works with.
+
+Two ways in: pieces with scores (from a GGUF) become merges, and a `tokenizer.model` file
+becomes a whole backend. SentencePiece's BPE joins the neighbours whose joint piece has the
+highest score; written as merges that is every split of a piece into two, best score first.
+
+File format: sentencepiece_model.proto of google/sentencepiece, read without a protobuf library.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers
+
+from osaurus.errors import BundleError, UnsupportedBundle
+
+SPACE_MARK = "\u2581"
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
+_UNIGRAM, _BPE = 1, 2
+
+
+def merges_from_scores(pieces: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """All merges that can form `pieces`, in the order in which they are tried.
+
+    Among splits of one piece the longer left half goes first: of two overlapping joins with
+    the same result SentencePiece takes the left one.
+    """
+    ranked: list[tuple[float, int, int, str, str]] = []
+    for piece, token_id in pieces.items():
+        for cut in range(1, len(piece)):
+            left, right = piece[:cut], piece[cut:]
+            if left in pieces and right in pieces:
+                ranked.append((-scores[token_id], token_id, -cut, left, right))
+    ranked.sort()
+    return [(left, right) for *_, left, right in ranked]
+
+
+def space_normalizer(*, adds_space: bool) -> normalizers.Normalizer:
+    """Spaces become the mark; a text that starts after a control token gets one in front."""
+    mark = normalizers.Replace(" ", SPACE_MARK)
+    return normalizers.Sequence([normalizers.Prepend(SPACE_MARK), mark]) if adds_space else mark
+
+
+def piece_decoder(*, strips_space: bool) -> decoders.Decoder:
+    steps = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strips_space else steps)
+
+
+@dataclass(slots=True)
+class _Model:
+    """What matters of a `tokenizer.model`. Defaults are the format's."""
+
+    pieces: list[tuple[str, float, int]] = field(default_factory=list)
+    model_type: int = _UNIGRAM
+    character_map: bytes = b""
+    adds_space: bool = True
+    removes_spaces: bool = True
+
+
+def backend_from_model(path: Path) -> tokenizers.Tokenizer:
+    """Build from a `tokenizer.model` or `spiece.model` file.
+
+    Raises `UnsupportedBundle` for a file of another format (tiktoken ranks) or model type.
+    """
+    try:
+        model = _read_model(path.read_bytes())
+    except (IndexError, ValueError, struct.error, OverflowError) as error:
+        raise UnsupportedBundle(
+            f"{path}: not a SentencePiece model; a bundle with tokenizer.json is needed"
+        ) from error
+    if not model.pieces:
+        raise UnsupportedBundle(f"{path}: holds no pieces")
+    try:
+        backend = tokenizers.Tokenizer(_core(path, model))
+    except UnsupportedBundle:
+        raise
+    except Exception as error:  # the library raises nothing narrower
+        raise BundleError(f"{path}: the vocabulary is not consistent: {error}") from error
+    backend.normalizer = _normalizer(model)
+    backend.decoder = piece_decoder(strips_space=model.adds_space)
+    backend.add_tokens(
+        [
+            AddedToken(text, special=kind != _USER_DEFINED, normalized=False)
+            for text, _, kind in model.pieces
+            if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+        ]
+    )
+    return backend
+
+
+def _core(path: Path, model: _Model) -> models.Model:
+    unknown = next((i for i, piece in enumerate(model.pieces) if piece[2] == _UNKNOWN), None)
+    has_bytes = any(kind == _BYTE for *_, kind in model.pieces)
+    if model.model_type == _UNIGRAM:
+        vocab = [(text, score) for text, score, _ in model.pieces]
+        return models.Unigram(vocab=vocab, unk_id=unknown, byte_fallback=has_bytes)
+    if model.model_type != _BPE:
+        raise UnsupportedBundle(f"{path}: SentencePiece model type {model.model_type}")
+    normal = {text: i for i, (text, _, kind) in enumerate(model.pieces) if kind == _NORMAL}
+    return models.BPE(
+        vocab={text: i for i, (text, *_) in enumerate(model.pieces)},
+        merges=merges_from_scores(normal, [score for _, score, _ in model.pieces]),
+        unk_token=None if unknown is None else model.pieces[unknown][0],
+        fuse_unk=True,
+        byte_fallback=has_bytes,
+    )
+
+
+def _normalizer(model: _Model) -> normalizers.Normalizer:
+    steps: list[normalizers.Normalizer] = []
+    if model.character_map:
+        steps.append(normalizers.Precompiled(model.character_map))
+    if model.removes_spaces:
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    return normalizers.Sequence([*steps, space_normalizer(adds_space=model.adds_space)])
+
+
+def _read_model(data: bytes) -> _Model:
+    model = _Model()
+    for number, value in _fields(data):
+        if number == 1 and isinstance(value, bytes):
+            model.pieces.append(_read_piece(value))
+        elif number == 2 and isinstance(value, bytes):
+            model.model_type = dict(_fields(value)).get(3, _UNIGRAM)  # pyright: ignore[reportAttributeAccessIssue]
+        elif number == 3 and isinstance(value, bytes):
+            spec = dict(_fields(value))
+            character_map = spec.get(2, b"")
+            model.character_map = character_map if isinstance(character_map, bytes) else b""
+            model.adds_space = bool(spec.get(3, 1))
+            model.removes_spaces = bool(spec.get(4, 1))
+    return model
+
+
+def _read_piece(data: bytes) -> tuple[str, float, int]:
+    entry = dict(_fields(data))
+    text, score, kind = entry.get(1, b""), entry.get(2, b"\0\0\0\0"), entry.get(3, _NORMAL)
+    if not (isinstance(text, bytes) and isinstance(score, bytes) and isinstance(kind, int)):
+        raise ValueError("a piece of another shape")
+    return text.decode(), struct.unpack("<f", score)[0], kind
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Protobuf's wire format: field numbers with a number or raw bytes."""
+    position = 0
+    while position < len(data):
+        tag, position = _varint(data, position)
+        number, wire = tag >> 3, tag & 7
+        if number == 0:
+            raise ValueError("field number 0")
+        if wire == 0:
+            value, position = _varint(data, position)
+            yield number, value
+            continue
+        if wire == 2:
+            length, position = _varint(data, position)
+        elif wire in (1, 5):
+            length = 8 if wire == 1 else 4
+        else:
+            raise ValueError(f"wire type {wire}")
+        if position + length > len(data):
+            raise ValueError("a field goes past the end")
+        yield number, data[position : position + length]
+        position += length
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number of more than 64 bits")
