@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from osaurus.bundle.config import (
+    TOKENIZER_FILES,
     chat_templates,
+    missing_tokenizer_file,
     read_config,
     read_generation_config,
     read_tokenizer_config,
@@ -34,7 +36,6 @@ from osaurus.bundle.gguf_reader import GgufFile, is_gguf
 from osaurus.bundle.labels import gguf_label, safetensors_label
 from osaurus.bundle.manifest import check_manifest
 from osaurus.bundle.safetensors_reader import WeightPlan, plan_weights
-from osaurus.bundle.tokenizer_files import TOKENIZER_FILES, missing_tokenizer_file
 from osaurus.errors import IncompleteBundle, TemplateError, UnsupportedBundle
 
 if TYPE_CHECKING:
@@ -132,7 +133,8 @@ def open_bundle(path: str | Path, model_id: str | None = None) -> Bundle:
     """
     path = Path(path)
     if path.is_file():
-        return _open_gguf(gguf_set_of(path), model_id or path.stem)
+        one = gguf_set_of(path)
+        return _open_gguf(one, model_id or one.name)
     if not path.is_dir():
         raise IncompleteBundle(f"{path}: there is no such file or folder")
     check_manifest(path)

@@ -1,4 +1,4 @@
-"""The JSON files of a model folder: read with limits, given back in published spelling.
+"""The small files of a model folder: read with limits, given back in published spelling.
 
 In: a folder. Out: plain dicts. `config.json` must be there and whole; the others are optional
 and a damaged one counts as absent, with a warning, because the model can be served without.
@@ -18,6 +18,18 @@ _log = logging.getLogger(__name__)
 _MAX_CONFIG_BYTES = 1024 * 1024
 #: tokenizer_config.json lists every added token of some families; 1 MiB is not enough there.
 _MAX_TOKENIZER_CONFIG_BYTES = 16 * 1024 * 1024
+
+#: Every file that decides what a text's tokens are; the bundle's fingerprint covers them.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "spiece.model",
+)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -107,6 +119,15 @@ def read_optional(path: Path, max_bytes: int = _MAX_CONFIG_BYTES) -> dict[str, A
         _log.warning("%s: not a JSON object; it is ignored", path)
         return {}
     return value
+
+
+def missing_tokenizer_file(folder: Path) -> str | None:
+    """None when some vocabulary is there, else the name of the file that should be."""
+    if any((folder / n).is_file() for n in ("tokenizer.json", "tokenizer.model", "spiece.model")):
+        return None
+    if (folder / "vocab.json").is_file():
+        return None if (folder / "merges.txt").is_file() else "merges.txt"
+    return "tokenizer.json"
 
 
 def chat_templates(folder: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:

@@ -39,6 +39,12 @@ class GgufSet:
     def path(self) -> Path:
         return self.parts[0]
 
+    @property
+    def name(self) -> str:
+        """The file's name without ending and part number."""
+        match = _PART.fullmatch(self.path.name)
+        return match["stem"] if match else self.path.stem
+
     def missing_part(self) -> Path | None:
         return next((part for part in self.parts if not part.is_file()), None)
 
@@ -77,9 +83,13 @@ def quantization_label(stem: str) -> str:
     return _ALIASES.get(label, label)
 
 
+def rank_of_label(label: str) -> int:
+    """Place of a quantization in the order of preference; unknown ones come last."""
+    return _PREFERENCE.index(label) if label in _PREFERENCE else len(_PREFERENCE)
+
+
 def _rank(one: GgufSet) -> tuple[int, str]:
-    order = _PREFERENCE.index(one.label) if one.label in _PREFERENCE else len(_PREFERENCE)
-    return order, one.path.name
+    return rank_of_label(one.label), one.path.name
 
 
 def open_gguf_set(one: GgufSet) -> tuple[GgufFile, ...]:

@@ -15,38 +15,18 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models
 
-from osaurus.bundle.config import read_optional, read_tokenizer_config
+from osaurus.bundle.config import missing_tokenizer_file, read_optional, read_tokenizer_config
 from osaurus.bundle.pretokenizers import PRE_TOKENIZERS, build_normalizer, build_pre_tokenizer
 from osaurus.bundle.sentencepiece import backend_from_model
 from osaurus.bundle.tokenizer import Alphabet, Tokenizer
 from osaurus.errors import BundleError, IncompleteBundle
 
-#: Every file that decides what a text's tokens are; the bundle's fingerprint covers them.
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "spiece.model",
-)
 _SPECIAL_NAMES = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
 
 #: Families that shipped `vocab.json` and `merges.txt` alone, and how their class splits text.
 _CUT_OF_CLASS = {"Qwen2Tokenizer": "qwen2", "Qwen2TokenizerFast": "qwen2"}
-
-
-def missing_tokenizer_file(folder: Path) -> str | None:
-    """None when some vocabulary is there, else the name of the file that should be."""
-    if any((folder / n).is_file() for n in ("tokenizer.json", "tokenizer.model", "spiece.model")):
-        return None
-    if (folder / "vocab.json").is_file():
-        return None if (folder / "merges.txt").is_file() else "merges.txt"
-    return "tokenizer.json"
 
 
 def tokenizer_from_folder(folder: Path) -> Tokenizer:

