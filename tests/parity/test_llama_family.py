@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import load_tiny, save_tiny
 
 from osaurus.cache.blocks import BlockPool, BlockTable
 from osaurus.engine.runner import Runner
 from osaurus.engine.scheduler import RowSpan
 from osaurus.topology.base import group_layers
+from tiny import load_tiny, save_tiny
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": dict(family="llama"),

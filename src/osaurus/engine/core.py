@@ -325,7 +325,7 @@ class BatchEngine:
         at fault ends. A failed forward wrote nothing that counts: lengths advance later."""
         try:
             return [(spans, self._forward_and_sample(spans))]
-        except Exception as failure:
+        except Exception as failure:  # noqa: BLE001 - it becomes that request's error
             if len(spans) == 1:
                 self._fail(spans[0].request, failure)
                 return []
@@ -392,7 +392,7 @@ class BatchEngine:
         start = self._clock()
         try:
             self._runner.prefill(span)
-        except Exception as failure:
+        except Exception as failure:  # noqa: BLE001 - it becomes that request's error
             self._fail(span.request, failure)
             return
         now = self._clock()
@@ -421,7 +421,7 @@ class BatchEngine:
     ) -> None:
         try:
             settle(request, sampled)
-        except Exception as failure:
+        except Exception as failure:  # noqa: BLE001 - it becomes that request's error
             self._fail(request, failure)
 
     def _fail(self, request: Request, failure: Exception) -> None:
@@ -443,7 +443,7 @@ class BatchEngine:
         try:
             for event in request.output.finish():
                 request.mailbox.put(event)
-        except Exception as failure:
+        except Exception as failure:  # noqa: BLE001 - it becomes that request's error
             error = error or f"{type(failure).__name__}: {failure}"
             code = code or "request_failed"
             reason = "cancelled"

@@ -146,10 +146,9 @@ class Scheduler:
         request.num_computed = span.first + span.count
         for table, group in zip(request.tables, self.pool.groups, strict=True):
             table.drop_before(group.topology.first_needed_token(request.num_computed), self.pool)
-        if request.phase is Phase.PREFILL:
+        if request.phase is Phase.PREFILL and request.num_computed >= request.num_prefill:
             request.settle_phase()
-            if request.phase is Phase.DECODE:
-                self._fork_siblings(request)
+            self._fork_siblings(request)
 
     def _fork_siblings(self, source: Request) -> None:
         for request in self.active:

@@ -104,18 +104,18 @@ def decode_attention(q: Tensor, storage: Tensor, plan: DecodePlan, k_dim: int) -
         queries.view(pairs * kv_heads, per_kv, k_dim), kv[..., :k_dim].transpose(1, 2)
     )
     scores = scores.view(pairs, kv_heads, per_kv, block) + plan.mask
-    best = torch.segment_reduce(scores.amax(-1), "max", lengths=plan.row_pairs, axis=0)
+    best = _by_row(scores.amax(-1), "max", plan)
     weights = torch.exp(scores - best.index_select(0, plan.pair_row).unsqueeze(-1))
     values = torch.bmm(weights.view(pairs * kv_heads, per_kv, block), kv[..., k_dim:])
-    # segment_reduce adds a row's blocks one after another, oldest first.
-    total = torch.segment_reduce(weights.sum(-1), "sum", lengths=plan.row_pairs, axis=0)
-    summed = torch.segment_reduce(
-        values.view(pairs, kv_heads, per_kv, width - k_dim),
-        "sum",
-        lengths=plan.row_pairs,
-        axis=0,
-    )
+    total = _by_row(weights.sum(-1), "sum", plan)
+    summed = _by_row(values.view(pairs, kv_heads, per_kv, width - k_dim), "sum", plan)
     return (summed / total.unsqueeze(-1)).view(rows, heads, width - k_dim)
+
+
+def _by_row(values: Tensor, reduce: str, plan: DecodePlan) -> Tensor:
+    """[P, ...] to [T, ...]. A row's blocks are added one after another, oldest first, so no
+    other row changes the order. `unsafe` skips a check that the plan makes true."""
+    return torch.segment_reduce(values, reduce, lengths=plan.row_pairs, axis=0, unsafe=True)
 
 
 def plan_prefill(
