@@ -9,16 +9,29 @@ to something no text contains.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Collection
 from typing import Any
 
 import tokenizers
 
+_HTML = (
+    "table caption thead tbody tfoot tr th td h1 h2 h3 h4 h5 h6 blockquote ul ol li p div span "
+    "strong em b i u s sub sup code pre a br hr img html body head"
+)
+#: Added tokens that stand for ordinary text: runs of white space, and HTML as Gemma lists it.
+_ORDINARY = re.compile(rf"[\s\u2581]+|</?(?:{_HTML.replace(' ', '|')})>")
+
+
+def is_ordinary(token: tokenizers.AddedToken) -> bool:
+    """Whether a message may contain this added token as its one id: the model was trained with
+    it inside texts, and it steers nothing."""
+    return not token.special and _ORDINARY.fullmatch(token.content) is not None
+
 
 def plain_copy(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """The same model without added tokens, except runs of white space: those are plain text
-    that some vocabularies list as added, and the model was trained with their ids.
+    """The same model without its added tokens, the ordinary ones excepted.
 
     The model itself is shared, not copied.
     """
@@ -29,10 +42,14 @@ def plain_copy(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
         plain.pre_tokenizer = backend.pre_tokenizer
     if backend.decoder is not None:
         plain.decoder = backend.decoder
-    blanks = [t for t in backend.get_added_tokens_decoder().values() if t.content.isspace()]
-    in_vocabulary = [t for t in blanks if plain.token_to_id(t.content) is not None]
-    if in_vocabulary:
-        plain.add_tokens(in_vocabulary)
+    kept = [
+        token
+        for token in backend.get_added_tokens_decoder().values()
+        # One that the model itself does not have would get another id here.
+        if is_ordinary(token) and plain.token_to_id(token.content) is not None
+    ]
+    if kept:
+        plain.add_tokens(kept)
     return plain
 
 

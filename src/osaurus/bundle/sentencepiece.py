@@ -21,7 +21,8 @@ from osaurus.errors import BundleError, UnsupportedBundle
 
 SPACE_MARK = "\u2581"
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
-_UNIGRAM, _BPE = 1, 2
+_BPE = 2
+_DEFAULT_MODEL_TYPE = 1  #: unigram, the format's own default
 
 
 def merges_from_scores(pieces: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
@@ -56,8 +57,8 @@ class _Model:
     """What matters of a `tokenizer.model`. Defaults are the format's."""
 
     pieces: list[tuple[str, float, int]] = field(default_factory=list)
-    model_type: int = _UNIGRAM
-    character_map: bytes = b""
+    model_type: int = _DEFAULT_MODEL_TYPE
+    has_character_map: bool = False
     adds_space: bool = True
     removes_spaces: bool = True
 
@@ -65,7 +66,9 @@ class _Model:
 def backend_from_model(path: Path) -> tokenizers.Tokenizer:
     """Build from a `tokenizer.model` or `spiece.model` file.
 
-    Raises `UnsupportedBundle` for a file of another format (tiktoken ranks) or model type.
+    Raises `UnsupportedBundle` for a file of another format (tiktoken ranks), and for unigram
+    models and character maps: the library's versions of these differ from SentencePiece's on
+    rare texts, and a bundle that needs them has a `tokenizer.json`.
     """
     try:
         model = _read_model(path.read_bytes())
@@ -75,10 +78,14 @@ def backend_from_model(path: Path) -> tokenizers.Tokenizer:
         ) from error
     if not model.pieces:
         raise UnsupportedBundle(f"{path}: holds no pieces")
+    if model.model_type != _BPE or model.has_character_map:
+        kind = "a character map" if model.model_type == _BPE else "a model type other than BPE"
+        raise UnsupportedBundle(
+            f"{path}: has {kind}, which is supported through tokenizer.json only; convert the "
+            "tokenizer or pull a repository that has that file"
+        )
     try:
-        backend = tokenizers.Tokenizer(_core(path, model))
-    except UnsupportedBundle:
-        raise
+        backend = tokenizers.Tokenizer(_core(model))
     except Exception as error:  # the library raises nothing narrower
         raise BundleError(f"{path}: the vocabulary is not consistent: {error}") from error
     backend.normalizer = _normalizer(model)
@@ -93,31 +100,24 @@ def backend_from_model(path: Path) -> tokenizers.Tokenizer:
     return backend
 
 
-def _core(path: Path, model: _Model) -> models.Model:
+def _core(model: _Model) -> models.Model:
     unknown = next((i for i, piece in enumerate(model.pieces) if piece[2] == _UNKNOWN), None)
-    has_bytes = any(kind == _BYTE for *_, kind in model.pieces)
-    if model.model_type == _UNIGRAM:
-        vocab = [(text, score) for text, score, _ in model.pieces]
-        return models.Unigram(vocab=vocab, unk_id=unknown, byte_fallback=has_bytes)
-    if model.model_type != _BPE:
-        raise UnsupportedBundle(f"{path}: SentencePiece model type {model.model_type}")
     normal = {text: i for i, (text, _, kind) in enumerate(model.pieces) if kind == _NORMAL}
     return models.BPE(
         vocab={text: i for i, (text, *_) in enumerate(model.pieces)},
         merges=merges_from_scores(normal, [score for _, score, _ in model.pieces]),
         unk_token=None if unknown is None else model.pieces[unknown][0],
         fuse_unk=True,
-        byte_fallback=has_bytes,
+        byte_fallback=any(kind == _BYTE for *_, kind in model.pieces),
     )
 
 
 def _normalizer(model: _Model) -> normalizers.Normalizer:
-    steps: list[normalizers.Normalizer] = []
-    if model.character_map:
-        steps.append(normalizers.Precompiled(model.character_map))
-    if model.removes_spaces:
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    return normalizers.Sequence([*steps, space_normalizer(adds_space=model.adds_space)])
+    mark = space_normalizer(adds_space=model.adds_space)
+    if not model.removes_spaces:
+        return mark
+    patterns = ((Regex(r"\A +| +\z"), ""), (Regex(" {2,}"), " "))
+    return normalizers.Sequence([*(normalizers.Replace(*pair) for pair in patterns), mark])
 
 
 def _read_model(data: bytes) -> _Model:
@@ -126,11 +126,11 @@ def _read_model(data: bytes) -> _Model:
         if number == 1 and isinstance(value, bytes):
             model.pieces.append(_read_piece(value))
         elif number == 2 and isinstance(value, bytes):
-            model.model_type = dict(_fields(value)).get(3, _UNIGRAM)  # pyright: ignore[reportAttributeAccessIssue]
+            model_type = dict(_fields(value)).get(3)
+            model.model_type = model_type if isinstance(model_type, int) else model.model_type
         elif number == 3 and isinstance(value, bytes):
             spec = dict(_fields(value))
-            character_map = spec.get(2, b"")
-            model.character_map = character_map if isinstance(character_map, bytes) else b""
+            model.has_character_map = bool(spec.get(2))
             model.adds_space = bool(spec.get(3, 1))
             model.removes_spaces = bool(spec.get(4, 1))
     return model

@@ -16,7 +16,7 @@ from typing import Literal
 
 import tokenizers
 
-from osaurus.bundle.defuse import defused_copy, plain_copy
+from osaurus.bundle.defuse import defused_copy, is_ordinary, plain_copy
 
 Alphabet = Literal["byte_level", "sentencepiece", "plain"]
 
@@ -70,7 +70,7 @@ class Tokenizer:
         self._plain = plain_copy(backend)
         # What plain text must never become. Unknown characters do legitimately become `unk`.
         self._reserved = frozenset(
-            i for i, token in added.items() if not token.content.isspace() and i != unk_token_id
+            i for i, token in added.items() if not is_ordinary(token) and i != unk_token_id
         )
         self._defused: tokenizers.Tokenizer | None = None
         self._lock = threading.Lock()
@@ -110,8 +110,8 @@ class Tokenizer:
         """Token ids of `text`.
 
         `parse_special=False`: the text of control and added tokens becomes ordinary tokens
-        (runs of white space that a vocabulary lists as added tokens are ordinary text and
-        keep their ids). `True`: each such text becomes its one id. `add_bos` puts BOS in
+        (those that stand for ordinary text, such as runs of white space, keep their ids).
+        `True`: each such text becomes its one id. `add_bos` puts BOS in
         front unless the text already starts with it; pass `self.add_bos` for the bundle's rule.
         """
         if parse_special:
