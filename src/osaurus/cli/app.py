@@ -35,7 +35,7 @@ class Verb(NamedTuple):
 VERBS = (
     Verb("run", "osaurus.cli.run:run", "Ask a model one question, or talk to it."),
     Verb("serve", "osaurus.cli.serve:serve", "Serve models to other programs over HTTP."),
-    Verb(("list", "ls"), "osaurus.cli.list:list_models", "List the models on this machine."),
+    Verb(("list", "ls"), "osaurus.cli.list:list_all", "List the models on this machine."),
     Verb("show", "osaurus.cli.show:show", "Show what is known of one model."),
     Verb("pull", "osaurus.cli.pull:pull", "Download a model."),
     Verb("bench", "osaurus.cli.bench:bench", "Measure prefill, decode and time to first token."),

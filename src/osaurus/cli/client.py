@@ -22,13 +22,21 @@ from osaurus.errors import EngineError, InvalidField, ModelNotFound, OsaurusErro
 _PROBE_TIMEOUT_S = 2.0
 
 
-def configured_address() -> str:
-    """Where a server is expected: OSAURUS_SERVER__HOST and OSAURUS_SERVER__PORT, else the
-    defaults. Raises `InvalidField` for a port that is none."""
+def configured_host_and_port() -> tuple[str, int]:
+    """OSAURUS_SERVER__HOST and OSAURUS_SERVER__PORT, else the defaults.
+
+    Raises `InvalidField` for a port that is none.
+    """
     host = os.environ.get("OSAURUS_SERVER__HOST") or "127.0.0.1"
     port = os.environ.get("OSAURUS_SERVER__PORT") or "1337"
     if not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
         raise InvalidField("OSAURUS_SERVER__PORT", f"must be 1 to 65535, got {port!r}")
+    return host, int(port)
+
+
+def configured_address() -> str:
+    """Where a running server is looked for."""
+    host, port = configured_host_and_port()
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1"  # listening everywhere is reached here
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -74,7 +82,7 @@ class ServerClient:
             body = response.json()
         except (httpx2.HTTPError, ValueError):
             return None
-        is_ours = response.status_code == 200 and isinstance(body, dict) and "status" in body
+        is_ours = isinstance(body, dict) and body.get("status") == "healthy"
         return body if is_ours else None
 
     def has_model(self, model: str) -> bool:

@@ -30,9 +30,12 @@ def connect(model: str, *, address: str | None, assume_yes: bool) -> Generator[S
             return
     _offer(model, assume_yes)
     # Imports torch, therefore only when there is no server to ask.
-    from osaurus.cli.embedded import embedded_server
+    from osaurus.runtime.load import BundleSource
+    from osaurus.server.serve import ServerConfig, running_server
 
-    with embedded_server() as own_address, ServerClient(own_address) as client:
+    # Port 0: any free one. Nobody else's streams run there, so the end waits for none.
+    config = ServerConfig(port=0, drain_s=0.0)
+    with running_server(BundleSource(), config) as own, ServerClient(own) as client:
         yield client
 
 

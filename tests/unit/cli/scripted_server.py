@@ -38,6 +38,7 @@ class ScriptedServer:
         self.requests: list[dict[str, Any]] = []
         self.refuse_with: tuple[int, dict[str, Any]] | None = None
         self.models: set[str] | None = None
+        self.health: dict[str, Any] = {"status": "healthy"}
         self.disconnects = threading.Semaphore(0)
         self.address = ""
 
@@ -61,7 +62,7 @@ def scripted_server(frames: Frames):
         def do_GET(self) -> None:
             name = self.path.removeprefix("/v1/models/")
             if self.path == "/health":
-                self._send(200, {"status": "healthy"})
+                self._send(200, script.health)
             elif script.models is not None and name not in script.models:
                 self._send(404, {"error": {"message": "no", "code": "model_not_found"}})
             else:

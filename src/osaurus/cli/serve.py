@@ -1,0 +1,97 @@
+"""`osaurus serve [MODEL]`: the server in the foreground until SIGINT or SIGTERM.
+
+One line on stdout when requests are accepted; the log, one line a request, on stderr.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from osaurus.cli.client import configured_host_and_port
+from osaurus.cli.terminal import say
+from osaurus.errors import InvalidField
+
+
+def serve(
+    model: str | None = None,
+    /,
+    *,
+    host: str | None = None,
+    port: int | None = None,
+    expose: Annotated[bool, Parameter(show_default=False)] = False,
+    cors_origin: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
+    allow_host: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
+    max_concurrent: int = 8,
+    max_context: int | None = None,
+    compute_mode: Literal["bfloat16", "float32"] = "bfloat16",
+    device: str = "auto",
+    log_level: Literal["debug", "info", "warning", "error"] = "info",
+) -> None:
+    """Serve models to other programs over HTTP.
+
+    Parameters
+    ----------
+    model
+        Load this model at the start; others load when they are asked for.
+    host
+        Address to listen on; OSAURUS_SERVER__HOST, else 127.0.0.1.
+    port
+        Port, 0 for any free one; OSAURUS_SERVER__PORT, else 1337.
+    expose
+        Allow an address that other machines can reach.
+    cors_origin
+        A web origin that may call this server; may be repeated.
+    allow_host
+        A further host name that this server is called by; may be repeated.
+    max_concurrent
+        Requests of one model that decode at the same time.
+    max_context
+        Longest context in tokens; a model's own limit when it is shorter.
+    compute_mode
+        float32 dequantizes everything: slow, for comparisons.
+    device
+        cpu, cuda or auto.
+    log_level
+        Least severe messages shown.
+    """
+    default_host, default_port = configured_host_and_port()
+    if max_concurrent < 1:
+        raise InvalidField("--max-concurrent", f"must be at least 1, got {max_concurrent}")
+    logging.basicConfig(
+        level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    # Imports starlette; a mistake in a flag has been reported by now.
+    from osaurus.runtime.load import BundleSource, LoadOptions
+    from osaurus.server.serve import ServerConfig, run_server
+    from osaurus.types.engine import EngineConfig
+
+    engine = EngineConfig(max_batch_size=max_concurrent, max_context_tokens=max_context)
+    source = BundleSource(LoadOptions(compute_mode=compute_mode, device=device, engine=engine))
+    config = ServerConfig(
+        host=host or default_host,
+        port=default_port if port is None else port,
+        expose=expose,
+        allowed_hosts=allow_host,
+        cors_origins=cors_origin,
+        preload=model,
+    )
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        run_server(source, config, on_ready=_announce)
+    finally:
+        say("osaurus: stopped")
+
+
+def _leave(number: int, frame: object) -> None:
+    """The server ends gracefully, then raises the signal again; being told to stop is no
+    failure."""
+    raise SystemExit(0)
+
+
+def _announce(url: str) -> None:
+    print(f"osaurus is ready on {url}", flush=True)
