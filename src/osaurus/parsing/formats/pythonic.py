@@ -1,0 +1,44 @@
+"""Python lists of calls: Llama 4 and ToolACE bare or in python tags, OLMo 3 one call a line."""
+
+from __future__ import annotations
+
+import regex
+
+from osaurus.parsing.bodies.python_calls import CALL_START, read_list, read_row
+from osaurus.parsing.calls import Calls
+from osaurus.parsing.formats.base import GAP, BareOpener, BodyReader, Opener, ToolFormat
+from osaurus.parsing.source import Reader, Source
+
+_BARE_COMMIT = regex.compile(rf"\[[ \t\r\n]{{0,64}}{CALL_START}")
+_COMMIT = regex.compile(rf"{GAP}(?:\[[ \t\r\n]{{0,64}}[A-Za-z_]|{CALL_START})")
+
+
+def _read_bare(source: Source, calls: Calls) -> Reader[None]:
+    yield from read_list(source, calls)
+    calls.is_closed = True
+
+
+def _wrapped(closer: str) -> BodyReader:
+    def read(source: Source, calls: Calls) -> Reader[None]:
+        if (yield from source.token()) == "[":
+            yield from read_list(source, calls)
+        else:
+            yield from read_row(source, calls)
+        calls.is_closed = bool((yield from source.closer(closer)))
+
+    return read
+
+
+def _opener(opener: str, closer: str) -> Opener:
+    return Opener(marker=opener, commit=_COMMIT, read=_wrapped(closer), closers=(closer,))
+
+
+PYTHONIC = ToolFormat(
+    name="pythonic",
+    openers=(
+        _opener("<|python_start|>", "<|python_end|>"),
+        _opener("<function_calls>", "</function_calls>"),
+    ),
+    bare=(BareOpener(starts="[", commit=_BARE_COMMIT, read=_read_bare),),
+    orphans=("<|python_end|>", "</function_calls>"),
+)
