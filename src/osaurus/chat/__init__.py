@@ -1,0 +1,1 @@
+"""Messages to events: prompts, sampling, one code path for streamed and whole answers."""

@@ -1,0 +1,74 @@
+"""The one way from a conversation to an answer, for every protocol and the terminal.
+
+`open` resolves and leases the model, renders and encodes the prompt off the event loop, settles
+the sampling values and starts the engine; `complete` is `open` and a fold. Knows no wire format.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+
+from osaurus.chat.completion import Completion, fold
+from osaurus.chat.prompt import prepare_prompt
+from osaurus.chat.sampling import effective_sampling, fit_to_context
+from osaurus.chat.stream import ChatStream
+from osaurus.parsing.output import OutputPipeline
+from osaurus.runtime.pool import ModelRuntime
+from osaurus.types.chat import ChatRequest
+from osaurus.types.engine import GenerationRequest
+
+#: Prompts prepared at once: tokenizing releases the interpreter, rendering does not.
+_NUM_PROMPT_THREADS = 2
+
+
+class ChatEngine:
+    """Serves chat requests from `runtime`. Use from one event loop; `close` when done."""
+
+    def __init__(self, runtime: ModelRuntime) -> None:
+        self.runtime = runtime
+        self._threads = ThreadPoolExecutor(_NUM_PROMPT_THREADS, thread_name_prefix="osaurus-prompt")
+
+    async def open(self, request: ChatRequest, *, suppress_progress: bool = False) -> ChatStream:
+        """Start answering. The caller must close the stream, best by `async with`.
+
+        Raises before any event: `ModelNotFound`, what is wrong with the bundle, `InvalidField`,
+        `TemplateError`, `ContextLengthExceeded`. Cancelling it leaves nothing behind.
+        """
+        held = await self.runtime.acquire(request.model)
+        try:
+            model = held.model
+            params = effective_sampling(request.sampling, model.sampling_defaults)
+            loop = asyncio.get_running_loop()
+            prompt = await loop.run_in_executor(self._threads, prepare_prompt, model, request)
+            num_tokens = len(prompt.token_ids)
+            params = fit_to_context(params, num_tokens, model.context_tokens)
+            streams = model.engine.generate(
+                GenerationRequest(
+                    request_id=request.request_id or f"chat-{secrets.token_hex(12)}",
+                    token_ids=prompt.token_ids,
+                    params=params,
+                    make_output=lambda: OutputPipeline(model.tokenizer, stop=params.stop),
+                    stop_token_ids=model.eos_token_ids,
+                    n=request.n,
+                )
+            )
+            return ChatStream(
+                held=held,
+                streams=streams,
+                prompt_tokens=num_tokens,
+                suppress_progress=suppress_progress,
+            )
+        except BaseException:
+            held.release()
+            raise
+
+    async def complete(self, request: ChatRequest) -> Completion:
+        """The whole answer. Raises as `open` does, and what a choice failed with."""
+        async with await self.open(request, suppress_progress=True) as stream:
+            return await fold(stream)
+
+    def close(self) -> None:
+        """Let the prompt threads go. Streams must have been closed before."""
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,93 @@
+"""From a listing on disk to a running engine: the one place that introduces bundle, model and
+engine to each other.
+
+Everything that imports torch is imported when a model is loaded, so that a server starts and
+lists models without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from osaurus.runtime.defaults import sampling_defaults
+from osaurus.runtime.gate import DeviceGate
+from osaurus.runtime.model import Listing, LoadedModel
+from osaurus.types.engine import EngineConfig
+
+if TYPE_CHECKING:
+    from osaurus.models.loading import ComputeMode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """How models are loaded. `device` "auto" takes a CUDA device when there is one."""
+
+    compute_mode: ComputeMode = "bfloat16"
+    device: str = "auto"
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+
+class BundleSource:
+    """Models from this machine's disk, built under one gate a device.
+
+    `allow_paths` lets every caller name a model by its path: for a server that nobody but
+    its own process can be expected to call.
+    """
+
+    def __init__(self, options: LoadOptions | None = None, *, allow_paths: bool = False) -> None:
+        self._options = options or LoadOptions()
+        self._allow_paths = allow_paths
+        self._gates: dict[str, DeviceGate] = {}
+
+    @property
+    def max_batch_size(self) -> int:
+        return self._options.engine.max_batch_size
+
+    def find(self, name: str, *, allow_paths: bool = False) -> Listing:
+        from osaurus.bundle.hub import find_model
+
+        return find_model(name, allow_paths=allow_paths or self._allow_paths)
+
+    def catalog(self) -> Sequence[Listing]:
+        from osaurus.bundle.hub import list_models
+
+        return [listing for listing in list_models() if listing.available]
+
+    def load(self, listing: Listing) -> LoadedModel:
+        from osaurus.bundle.bundle import open_bundle
+        from osaurus.engine.core import BatchEngine
+        from osaurus.models.registry import load_model
+
+        device = _resolve_device(self._options.device)
+        bundle = open_bundle(listing.path, listing.model_id)
+        tokenizer = bundle.load_tokenizer()
+        gate = self._gates.setdefault(device, DeviceGate())
+        with gate.hold(f"load:{listing.model_id}"):
+            model = load_model(bundle, compute_mode=self._options.compute_mode, device=device)
+        engine = BatchEngine(
+            model,
+            config=self._options.engine,
+            token_bytes=tokenizer.token_bytes,
+            gate=partial(gate.hold, f"gen:{listing.model_id}"),
+            name=listing.model_id,
+        )
+        return LoadedModel(
+            model_id=listing.model_id,
+            engine=engine,
+            tokenizer=tokenizer,
+            template=bundle.load_template(),
+            eos_token_ids=frozenset(bundle.eos_token_ids),
+            sampling_defaults=sampling_defaults(bundle.generation_config, listing.model_id),
+            size_bytes=bundle.size_bytes,
+        )
+
+
+def _resolve_device(name: str) -> str:
+    if name != "auto":
+        return name
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,118 @@
+"""What the runtime hands out: one resident model, and the little it needs to know of a bundle.
+
+Values and protocols only. `chat/` sees a model through these and never opens a bundle itself,
+so that everything it reads comes from the folder that was loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from osaurus.types.engine import Engine
+
+
+class Listing(Protocol):
+    """A model found on disk, not opened."""
+
+    @property
+    def model_id(self) -> str: ...
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def modified(self) -> datetime: ...
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back to bytes. Safe to call from any thread."""
+
+    bos_token_id: int | None
+    add_bos_to_chat: bool  #: a rendered chat gets a BOS that its template did not write
+
+    @property
+    def added_tokens(self) -> Mapping[str, int]: ...
+
+    @property
+    def special_ids(self) -> Collection[int]: ...
+
+    def encode(self, text: str, *, parse_special: bool, add_bos: bool) -> list[int]: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+
+class Template(Protocol):
+    """A bundle's chat template. `render` raises `TemplateError` with the template's words."""
+
+    @property
+    def source(self) -> str: ...
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        **kwargs: Any,
+    ) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """One resident model: its engine and what was read from the bundle when it was loaded.
+
+    `sampling_defaults` holds the bundle's own values by field name of `SamplingParams`,
+    already checked.
+    """
+
+    model_id: str
+    engine: Engine
+    tokenizer: Tokenizer
+    template: Template | None
+    eos_token_ids: frozenset[int] = frozenset()
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    size_bytes: int = 0
+    #: Texts of the added tokens that only the template may write: all special ones, and those
+    #: that it uses as markup, such as `<think>`. The others stay what they are for the model,
+    #: text with a token of its own: some vocabularies hold line breaks and HTML tags that way.
+    control_texts: tuple[str, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        source = "" if self.template is None else self.template.source
+        special = frozenset(self.tokenizer.special_ids)
+        texts = tuple(
+            text
+            for text, token_id in self.tokenizer.added_tokens.items()
+            if token_id in special or (text in source and not text.isspace())
+        )
+        object.__setattr__(self, "control_texts", texts)
+
+    @property
+    def context_tokens(self) -> int:
+        return self.engine.max_context_tokens
+
+
+class ModelSource(Protocol):
+    """Where models come from. All calls block and are made on threads, never on the loop."""
+
+    @property
+    def max_batch_size(self) -> int:
+        """Requests that one model's engine runs at the same time."""
+        ...
+
+    def find(self, name: str, *, allow_paths: bool) -> Listing:
+        """Resolve an id or alias, or a path of this machine where those are allowed. Raises
+        `ModelNotFound` or `AmbiguousModel`."""
+        ...
+
+    def catalog(self) -> Sequence[Listing]:
+        """Every model that could be loaded, resident or not."""
+        ...
+
+    def load(self, listing: Listing) -> LoadedModel:
+        """Open, build and start; takes seconds. Raises what is wrong with the bundle."""
+        ...

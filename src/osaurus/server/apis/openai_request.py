@@ -1,0 +1,259 @@
+"""A chat completions body to a `ChatRequest`, or the 400 that names the field and its limit.
+
+Unknown fields were dropped before; known ones that would change the output and are not served
+are refused here by name, never ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from osaurus.chat.thinking import thinking_switches
+from osaurus.errors import InvalidField
+from osaurus.runtime.canonical import canonical_json
+from osaurus.server.apis.openai_wire import (
+    ChatCompletionBody,
+    MediaReference,
+    WireMessage,
+    WirePart,
+    WireTool,
+    WireToolCall,
+)
+from osaurus.types.chat import (
+    ChatRequest,
+    MediaPart,
+    Message,
+    Part,
+    Role,
+    TextPart,
+    Tool,
+    ToolCallRef,
+)
+from osaurus.types.sampling import INTEGER_FIELDS, check_number
+
+MAX_CHOICES = 32
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 4096
+MAX_LOGIT_BIASES = 4096
+
+#: Any whole number a sampling field may hold; larger ones are somebody's mistake.
+_LARGEST_INTEGER = 2**63
+
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "min_tokens",
+)
+_ROLES: tuple[str, ...] = (*get_args(Role), "developer")
+_REFUSED = ("functions", "function_call", "audio", "web_search_options")
+
+
+def to_chat_request(body: ChatCompletionBody, request_id: str) -> ChatRequest:
+    """Raises `InvalidField`, its `field` spelled as in the request."""
+    _refuse_unsupported(body)
+    if not body.messages:
+        raise InvalidField("messages", "must hold at least one message")
+    tools = _tools(body.tools or ())
+    switches = {
+        **(body.chat_template_kwargs or {}),
+        **thinking_switches(body.enable_thinking, body.reasoning_effort),
+    }
+    return ChatRequest(
+        model=body.model,
+        messages=tuple(_message(i, message) for i, message in enumerate(body.messages)),
+        tools=() if body.tool_choice == "none" else tools,
+        sampling=_sampling(body),
+        n=_num_choices(body.n),
+        template_kwargs=switches,
+        request_id=request_id,
+    )
+
+
+def _refuse_unsupported(body: ChatCompletionBody) -> None:
+    for name in _REFUSED:
+        if getattr(body, name) is not None:
+            raise InvalidField(name, "is not supported")
+    if body.modalities is not None and body.modalities != ["text"]:
+        raise InvalidField("modalities", 'must be ["text"]; this server writes text only')
+    if body.response_format is not None and body.response_format.get("type") != "text":
+        kind = str(body.response_format.get("type"))[:40]
+        raise InvalidField("response_format", f"type {kind!r} is not supported yet; use 'text'")
+    if isinstance(body.tool_choice, str) and body.tool_choice not in ("auto", "none", "required"):
+        raise InvalidField(
+            "tool_choice",
+            f"must be auto, none, required or a function, got {body.tool_choice[:40]!r}",
+        )
+    if body.tool_choice not in (None, "auto", "none"):
+        raise InvalidField("tool_choice", "forcing a call is not supported yet; use 'auto'")
+
+
+def _num_choices(n: int | None) -> int:
+    if n is None:
+        return 1
+    if not 1 <= n <= MAX_CHOICES:
+        raise InvalidField("n", f"must be at least 1 and at most {MAX_CHOICES}, got {n}")
+    return n
+
+
+def _sampling(body: ChatCompletionBody) -> dict[str, Any]:
+    """Only what the client set, by field name of `SamplingParams`."""
+    sampling: dict[str, Any] = {}
+    for name in _NUMBERS:
+        value = getattr(body, name)
+        if value is not None:
+            sampling[name] = _number(name, value)
+    for label in ("max_completion_tokens", "max_tokens"):  # the last one that is set counts
+        value = getattr(body, label)
+        if value is not None:
+            sampling["max_tokens"] = _number("max_tokens", value, label)
+    if body.stop is not None:
+        sampling["stop"] = _stops(body.stop)
+    if body.logit_bias is not None:
+        sampling["logit_bias"] = _logit_bias(body.logit_bias)
+    if body.stop_token_ids is not None:
+        sampling["stop_token_ids"] = tuple(
+            _token_id(f"stop_token_ids[{i}]", token) for i, token in enumerate(body.stop_token_ids)
+        )
+    if body.ignore_eos:
+        sampling["ignore_eos"] = True
+    if body.logprobs:
+        sampling["logprobs"] = True
+    if body.top_logprobs is not None:
+        top = _number("top_logprobs", body.top_logprobs)
+        if top and not body.logprobs:
+            raise InvalidField("top_logprobs", "needs logprobs to be true")
+        sampling["top_logprobs"] = top
+    return sampling
+
+
+def _number(name: str, value: Any, label: str | None = None) -> float:
+    if isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
+        # Also keeps numbers too large for a float away from the arithmetic below.
+        raise InvalidField(label or name, f"must be at most {_LARGEST_INTEGER} in size")
+    check_number(name, value, label=label)
+    return int(value) if name in INTEGER_FIELDS else float(value)
+
+
+def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    if len(stops) > MAX_STOPS:
+        raise InvalidField("stop", f"may hold at most {MAX_STOPS} strings, got {len(stops)}")
+    for i, text in enumerate(stops):
+        if len(text) > MAX_STOP_CHARACTERS:
+            raise InvalidField(
+                f"stop[{i}]",
+                f"may hold at most {MAX_STOP_CHARACTERS} characters, got {len(text)}",
+            )
+    return tuple(filter(None, stops))
+
+
+def _logit_bias(biases: Mapping[str, Any]) -> dict[int, float]:
+    if len(biases) > MAX_LOGIT_BIASES:
+        raise InvalidField(
+            "logit_bias", f"may hold at most {MAX_LOGIT_BIASES} tokens, got {len(biases)}"
+        )
+    return {
+        _token_id("logit_bias", token): _number("logit_bias", bias, f"logit_bias.{token[:20]}")
+        for token, bias in biases.items()
+    }
+
+
+def _token_id(label: str, token: str | int) -> int:
+    if isinstance(token, str) and not (token.isascii() and token.isdigit() and len(token) < 19):
+        raise InvalidField(label, f"keys must be token ids, got {token[:20]!r}")
+    if not 0 <= int(token) < 2**31:
+        raise InvalidField(label, f"token ids are at least 0 and below 2^31, got {token}")
+    return int(token)
+
+
+def _message(index: int, message: WireMessage) -> Message:
+    where = f"messages[{index}]"
+    if message.role not in _ROLES:
+        raise InvalidField(
+            f"{where}.role", f"must be one of {', '.join(_ROLES)}, got {message.role[:40]!r}"
+        )
+    role: Role = "system" if message.role == "developer" else message.role  # pyright: ignore[reportAssignmentType] - checked above
+    if message.content is None and role != "assistant":
+        raise InvalidField(f"{where}.content", "is required")
+    if role == "tool" and not message.tool_call_id:
+        raise InvalidField(f"{where}.tool_call_id", "is required in a tool message")
+    content: str | tuple[Part, ...]
+    if isinstance(message.content, list):
+        content = tuple(
+            _part(f"{where}.content[{i}]", part) for i, part in enumerate(message.content)
+        )
+    else:
+        content = message.content or ""
+    reasoning = message.reasoning_content
+    is_answer = role == "assistant"
+    return Message(
+        role=role,
+        content=content,
+        reasoning_content=(message.reasoning if reasoning is None else reasoning)
+        if is_answer
+        else None,
+        tool_calls=tuple(map(_past_call, message.tool_calls or ())) if is_answer else (),
+        tool_call_id=message.tool_call_id if role == "tool" else None,
+        name=message.name,
+    )
+
+
+def _part(where: str, part: WirePart) -> Part:
+    match part.type:
+        case "image_url" | "input_image":
+            return MediaPart(kind="image", source=_source(where, part.image_url))
+        case "input_audio":
+            return MediaPart(kind="audio", source=_source(where, part.input_audio))
+        case "video_url":
+            return MediaPart(kind="video", source=_source(where, part.video_url))
+        case _ if part.text is not None:
+            return TextPart(text=part.text)
+        case "text" | "input_text":
+            raise InvalidField(f"{where}.text", "is required")
+        case _:
+            raise InvalidField(f"{where}.type", f"{part.type[:40]!r} is not supported")
+
+
+def _source(where: str, reference: MediaReference | str | None) -> str:
+    source = (
+        reference
+        if isinstance(reference, str)
+        else (reference.url or reference.data if reference else "")
+    )
+    if not source:
+        raise InvalidField(where, "has no media in it")
+    return source
+
+
+def _past_call(call: WireToolCall) -> ToolCallRef:
+    arguments = call.function.arguments
+    if isinstance(arguments, dict):
+        arguments = canonical_json(arguments)
+    return ToolCallRef(call_id=call.id, name=call.function.name, arguments=arguments or "")
+
+
+def _tools(tools: Sequence[WireTool]) -> tuple[Tool, ...]:
+    known: dict[str, Tool] = {}
+    for i, tool in enumerate(tools):
+        if tool.type != "function" or tool.function is None:
+            raise InvalidField(f"tools[{i}]", "must be a function with its name and parameters")
+        function = tool.function
+        if not function.name:
+            raise InvalidField(f"tools[{i}].function.name", "must not be empty")
+        known.setdefault(
+            function.name,
+            Tool(
+                name=function.name,
+                description=function.description or "",
+                parameters=function.parameters or {},
+                strict=bool(function.strict),
+            ),
+        )
+    return tuple(known.values())

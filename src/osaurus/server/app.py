@@ -1,0 +1,129 @@
+"""The ASGI application: what every request passes, and the one table of routes.
+
+    exchange (id, log line) -> header limits -> Host and Origin -> body limit -> path spelling
+    -> route -> handler;   every error, wherever it was raised, -> `errors.py`
+
+Handlers raise; only this file turns an exception into a response.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from osaurus.chat.service import ChatEngine
+from osaurus.errors import Cancelled, OsaurusError
+from osaurus.server.apis.models import ModelCatalog
+from osaurus.server.apis.openai_chat import OpenAIChat
+from osaurus.server.errors import RequestRefused, error_response
+from osaurus.server.exchange import Exchange
+from osaurus.server.health import Health
+from osaurus.server.limits import Admission, bounded_body, check_headers
+from osaurus.server.origins import OriginPolicy, preflight_headers
+from osaurus.server.paths import normalize
+from osaurus.server.sse import PING_INTERVAL_S
+
+logger = logging.getLogger(__name__)
+
+_Handler = Callable[[Request], Awaitable[ASGIApp]]
+
+STYLE_KEY = "osaurus.style"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppConfig:
+    """`inference_limit` counts requests that run or wait, over all models."""
+
+    origins: OriginPolicy = field(default_factory=lambda: OriginPolicy(bound_host="127.0.0.1"))
+    max_body_bytes: int = 32 * 1024 * 1024
+    inference_limit: int = 68
+    ping_interval_s: float = PING_INTERVAL_S
+
+
+def build_app(chat: ChatEngine, config: AppConfig) -> App:
+    """Paths are normal ones (`paths.py`): every route also answers under its prefixes."""
+    admission = Admission(config.inference_limit)
+    openai = OpenAIChat(chat, admission, ping_interval_s=config.ping_interval_s)
+    models = ModelCatalog(chat.runtime)
+    table: tuple[tuple[str, str, _Handler], ...] = (
+        ("POST", "/chat/completions", openai.chat_completions),
+        ("GET", "/models", models.list_models),
+        ("GET", "/models/{model_id:path}", models.get_model),
+        ("GET", "/health", Health(chat.runtime, admission).health),
+    )
+    return App([Route(path, handler, methods=[method]) for method, path, handler in table], config)
+
+
+class App:
+    def __init__(self, routes: list[Route], config: AppConfig) -> None:
+        self.routes = routes
+        self._config = config
+        self._router = Router(routes, redirect_slashes=False, default=_unknown_path)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"this application speaks HTTP only, got {scope['type']!r}")
+        exchange = Exchange(scope, send)
+        scope["app"] = self  # makes the router raise what it would answer by itself
+        try:
+            await self._serve(scope, receive, exchange)
+        except Cancelled:
+            exchange.note_gone()
+        except OsaurusError as error:
+            await self._answer_error(error, scope, receive, exchange)
+        except HTTPException as error:
+            refusal = _refusal_of(error, scope)
+            await self._answer_error(refusal, scope, receive, exchange)
+        except Exception:
+            logger.exception("request %s failed", exchange.request_id)
+            if exchange.is_started:
+                raise  # the connection is closed, so that the client sees the break
+            failure = OsaurusError(f"internal error; the log has it under {exchange.request_id}")
+            await self._answer_error(failure, scope, receive, exchange)
+        finally:
+            exchange.log()
+
+    async def _serve(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
+        check_headers(scope)
+        exchange.headers += self._config.origins.check(scope)
+        if (preflight := preflight_headers(scope)) is not None:
+            exchange.headers += preflight
+            await Response(status_code=204)(scope, receive, exchange.send)
+            return
+        receive = bounded_body(scope, receive, self._config.max_body_bytes)
+        scope["path"], scope[STYLE_KEY] = normalize(scope["path"])
+        if scope["method"] == "HEAD" and self._knows(scope):
+            await Response(status_code=204)(scope, receive, exchange.send)
+            return
+        await self._router(scope, receive, exchange.send)
+
+    def _knows(self, scope: Scope) -> bool:
+        return any(route.matches(scope)[0] is not Match.NONE for route in self.routes)
+
+    async def _answer_error(
+        self, error: OsaurusError, scope: Scope, receive: Receive, exchange: Exchange
+    ) -> None:
+        exchange.facts["error"] = error.code
+        if not exchange.is_started:
+            await error_response(error)(scope, receive, exchange.send)
+
+
+async def _unknown_path(scope: Scope, receive: Receive, send: Send) -> None:
+    raise RequestRefused("unknown_path", f"{scope['method']} {scope['path'][:200]}: no such path")
+
+
+def _refusal_of(error: HTTPException, scope: Scope) -> OsaurusError:
+    if error.status_code == 405:
+        return RequestRefused(
+            "method_not_allowed",
+            f"{scope['method']} is not allowed for {scope['path'][:200]}",
+            error.headers,
+        )
+    return RequestRefused("invalid_request_error", error.detail)

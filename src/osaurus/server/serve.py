@@ -1,0 +1,241 @@
+"""A running server: its socket, its loop, its end.
+
+`run_server` blocks until the process is told to stop; `running_server` runs beside the caller on
+a thread. Ending is the reverse of starting: no new connections, a pause for the streams that
+run, then the engines stop, which ends the rest with an error frame, and the loop closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import sys
+import threading
+from collections.abc import Callable, Collection, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import uvicorn
+
+from osaurus.chat.service import ChatEngine
+from osaurus.errors import InvalidField, OsaurusError
+from osaurus.runtime.model import ModelSource
+from osaurus.runtime.pool import ModelRuntime
+from osaurus.server.app import AppConfig, build_app
+from osaurus.server.limits import MAX_HEADER_BYTES
+from osaurus.server.origins import OriginPolicy, is_loopback
+from osaurus.server.sse import PING_INTERVAL_S
+
+logger = logging.getLogger(__name__)
+
+#: Python's default lets a CPU-bound thread keep the interpreter for 5 ms; an engine makes
+#: hundreds of short calls a step, each of which would wait for it.
+_SWITCH_INTERVAL_S = 1e-4
+
+_MAX_CONNECTIONS = 512
+
+#: What uvicorn waits, beyond the drain, for connections to close after the engines stopped.
+_CLOSE_MARGIN_S = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """`drain_s` is how long running streams may go on after the server was told to stop.
+    `preload` names a model to load at the start; a failure is reported, not fatal.
+    `inference_limit` counts requests that run or wait; None is eight batches and a few."""
+
+    host: str = "127.0.0.1"
+    port: int = 1337
+    expose: bool = False
+    allowed_hosts: Collection[str] = ()
+    cors_origins: Collection[str] = ()
+    max_body_bytes: int = 32 * 1024 * 1024
+    inference_limit: int | None = None
+    ping_interval_s: float = PING_INTERVAL_S
+    drain_s: float = 5.0
+    preload: str | None = None
+
+
+class HttpServer:
+    """One server over `source`. `serve` on any thread; `stop` from any other."""
+
+    def __init__(self, source: ModelSource, config: ServerConfig) -> None:
+        """Binds the port. Raises `InvalidField` when it is taken or not allowed."""
+        _check_exposure(config)
+        self._source = source
+        self._config = config
+        self._socket = _bind(config.host, config.port)
+        self._uvicorn: _GracefulUvicorn | None = None
+
+    @property
+    def url(self) -> str:
+        """The address with the port that was really bound."""
+        host = self._config.host
+        port: int = self._socket.getsockname()[1]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def serve(self, on_ready: Callable[[str], object]) -> None:
+        """Serve until told to stop; `on_ready` gets the address once requests are accepted."""
+        url = self.url
+        runtime = ModelRuntime(self._source)
+        chat = ChatEngine(runtime)
+        app = build_app(
+            chat,
+            AppConfig(
+                origins=OriginPolicy(
+                    bound_host=self._config.host,
+                    allowed_hosts=self._config.allowed_hosts,
+                    cors_origins=self._config.cors_origins,
+                ),
+                max_body_bytes=self._config.max_body_bytes,
+                inference_limit=self._config.inference_limit or self._source.max_batch_size * 8 + 4,
+                ping_interval_s=self._config.ping_interval_s,
+            ),
+        )
+        self._uvicorn = _GracefulUvicorn(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                server_header=False,
+                limit_concurrency=_MAX_CONNECTIONS,
+                # Header limits are answered by the application, so its limit must be met first.
+                h11_max_incomplete_event_size=4 * MAX_HEADER_BYTES,
+                timeout_graceful_shutdown=int(self._config.drain_s) + _CLOSE_MARGIN_S,
+            ),
+            runtime,
+            on_ready=lambda: on_ready(url),
+            drain_s=self._config.drain_s,
+        )
+        preload = asyncio.create_task(_preload(runtime, self._config.preload))
+        try:
+            await self._uvicorn.serve(sockets=[self._socket])
+        finally:
+            preload.cancel()
+            await runtime.shut_down()
+            chat.close()
+
+    def stop(self) -> None:
+        """Begin the graceful end."""
+        if self._uvicorn is not None:
+            self._uvicorn.should_exit = True
+
+
+def run_server(
+    source: ModelSource,
+    config: ServerConfig | None = None,
+    *,
+    on_ready: Callable[[str], object] | None = None,
+) -> None:
+    """Serve in this process until SIGINT or SIGTERM. Prints one line when ready.
+
+    Raises `InvalidField` for an address that cannot be used.
+    """
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    server = HttpServer(source, config or ServerConfig())
+    asyncio.run(server.serve(on_ready or _print_ready))
+
+
+@contextmanager
+def running_server(source: ModelSource, config: ServerConfig) -> Generator[str]:
+    """A server on a thread of this process, as long as the block runs; gives its address."""
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    server = HttpServer(source, config)
+    ready = threading.Event()
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            asyncio.run(server.serve(lambda _: ready.set()))
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            failure.append(error)
+        finally:
+            ready.set()
+
+    thread = threading.Thread(target=run, name="osaurus-server")
+    thread.start()
+    ready.wait()
+    try:
+        if failure:
+            raise failure[0]
+        yield server.url
+    finally:
+        server.stop()
+        thread.join()
+
+
+class _GracefulUvicorn(uvicorn.Server):
+    """Uvicorn waits for connections to close by themselves. A stream that would run for
+    minutes must be ended by stopping its engine instead, so that its client gets a frame."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        runtime: ModelRuntime,
+        *,
+        on_ready: Callable[[], object],
+        drain_s: float,
+    ) -> None:
+        super().__init__(config)
+        self._runtime = runtime
+        self._on_ready = on_ready
+        self._drain_s = drain_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ending = asyncio.create_task(self._end_streams())
+        await super().shutdown(sockets)
+        await ending
+
+    async def _end_streams(self) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._drain_s
+        for name in self._runtime.lease.active_names():
+            await self._runtime.lease.wait_for_zero(name, max(0.0, deadline - loop.time()))
+        await self._runtime.shut_down()
+
+
+async def _preload(runtime: ModelRuntime, name: str | None) -> None:
+    if name is None:
+        return
+    try:
+        (await runtime.acquire(name, allow_paths=True)).release()
+    except OsaurusError as error:
+        logger.warning("the model %r could not be loaded at the start: %s", name, error.message)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65535:
+        raise InvalidField("port", f"must be at least 0 and at most 65535, got {port}")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise InvalidField(
+                "port", f"{host}:{port} is in use; stop that program or choose another port"
+            ) from error
+        raise InvalidField("host", f"cannot listen on {host}:{port}: {error}") from error
+
+
+def _check_exposure(config: ServerConfig) -> None:
+    if not is_loopback(config.host) and not config.expose:
+        raise InvalidField(
+            "host",
+            f"{config.host} can be reached from other machines and no key guards this server; "
+            "listen on 127.0.0.1, or say expose if that is meant",
+        )
+
+
+def _print_ready(url: str) -> None:
+    sys.stdout.write(f"osaurus is ready on {url}\n")
+    sys.stdout.flush()

@@ -1,0 +1,69 @@
+"""A real server over a scripted engine, and the vendor's client for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import openai
+import pytest
+
+from api.scripted_engine import (
+    ByteTokenizer,
+    Script,
+    ScriptedEngine,
+    ScriptedSource,
+    say_hello,
+)
+from osaurus.server.serve import ServerConfig, running_server
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server with what is behind it. `url` has no `/v1`."""
+
+    url: str
+    engine: ScriptedEngine
+    source: ScriptedSource
+
+    @property
+    def tokenizer(self) -> ByteTokenizer:
+        return self.source.tokenizer
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=30)
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a server with model "m" over the given script; stopped after the test."""
+    with ExitStack() as stack:
+
+        def start_server(
+            script: Script = say_hello,
+            *,
+            config: ServerConfig | None = None,
+            max_context_tokens: int = 4096,
+            source: ScriptedSource | None = None,
+        ) -> Running:
+            if source is None:
+                engine = ScriptedEngine(script, max_context_tokens=max_context_tokens)
+                source = ScriptedSource({"m": engine})
+            config = config or ServerConfig(port=0, drain_s=0.2)
+            url = stack.enter_context(running_server(source, config))
+            return Running(url=url, engine=next(iter(source.engines.values())), source=source)
+
+        yield start_server
+
+
+@pytest.fixture
+def running(start: Start) -> Running:
+    return start()
