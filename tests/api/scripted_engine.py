@@ -109,7 +109,6 @@ class ScriptedEngine:
         self.script = script
         self.max_context_tokens = max_context_tokens
         self.requests: list[GenerationRequest] = []
-        self.num_steps = 0
         self._changed = threading.Condition()
         self._gates: set[str] = set()
         self._waiting_at: list[str] = []
@@ -189,7 +188,6 @@ class ScriptedEngine:
         try:
             choice = _Choice(request, index, mailbox)
             for step in self._steps(choice):
-                self.num_steps += 1
                 if not choice.take(step):
                     break
             if choice.info is None:
@@ -208,10 +206,16 @@ class ScriptedEngine:
                 choice.end("cancelled")
                 return
             if isinstance(step, Say):
-                for char in step.text:
-                    yield Say(char)
+                yield from self._characters(step.text, choice)
             elif not isinstance(step, Hold):
                 yield step
+
+    def _characters(self, text: str, choice: _Choice) -> Iterator[Step]:
+        for char in text:
+            if self._is_cancelled(choice.request, choice.index):
+                choice.end("cancelled")
+                return
+            yield Say(char)
 
     def _hold(self, gate: str, choice: _Choice) -> None:
         with self._changed:

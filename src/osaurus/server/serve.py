@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import signal
 import socket
 import sys
 import threading
@@ -184,6 +185,21 @@ class _GracefulUvicorn(uvicorn.Server):
         self._runtime = runtime
         self._on_ready = on_ready
         self._drain_s = drain_s
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """As the base class does, but being told to stop is no reason to die of it: the
+        signal is not raised again once everything has ended."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        signals = (signal.SIGINT, signal.SIGTERM)
+        previous = {number: signal.signal(number, self.handle_exit) for number in signals}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
