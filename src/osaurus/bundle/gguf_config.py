@@ -221,7 +221,7 @@ def _llama3_scaling(file: GgufFile, config: dict[str, Any]) -> dict[str, Any] | 
         return None
     scaling = {
         "rope_type": "llama3",
-        "factor": _shortest(max(stored)),
+        "factor": float(f"{max(stored):.6g}"),
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,

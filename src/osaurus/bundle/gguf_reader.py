@@ -194,7 +194,7 @@ class _Header:
 
     def _magic_and_version(self) -> int:
         magic = self.buffer[:4]
-        if magic != _MAGIC:
+        if not _MAGIC.startswith(magic):
             if not any(magic):
                 raise self._truncated("it starts with zeros instead of GGUF's magic")
             raise UnsupportedBundle(
