@@ -264,7 +264,9 @@ def test_thinking_switches_reach_the_template(start: Start) -> None:
     assert running.tokenizer.decode(ids).startswith("True|low|")
 
 
-@pytest.mark.parametrize("arguments", ["{", "", "not json", "[1,2]", '{"city":"Bern"}'])
+@pytest.mark.parametrize(
+    "arguments", ["{", "", "not json", "[1,2]", '{"city":"Bern"}', {"city": "Bern"}]
+)
 def test_any_past_call_is_accepted(running: Running, arguments: object) -> None:
     messages: list[ChatCompletionMessageParam] = [
         *HI,

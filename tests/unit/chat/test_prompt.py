@@ -8,7 +8,7 @@ import pytest
 from api.scripted_engine import CHATML, ByteTokenizer, ScriptedEngine
 from osaurus.bundle.template import ChatTemplate
 from osaurus.chat.prompt import prepare_prompt
-from osaurus.errors import InvalidField, TemplateError
+from osaurus.errors import ContextLengthExceeded, InvalidField, TemplateError
 from osaurus.runtime.model import LoadedModel
 from osaurus.types.chat import (
     ChatRequest,
@@ -216,3 +216,30 @@ def test_template_switches_reach_the_template_but_not_its_own_variables() -> Non
         request = ChatRequest(model="m", messages=(_user("q"),), template_kwargs={name: 1})
         with pytest.raises(InvalidField, match=f"chat_template_kwargs.{name}"):
             prepare_prompt(_model(), request)
+
+
+def test_a_prompt_many_times_too_long_is_refused_without_encoding_it_all() -> None:
+    class CountingTokenizer(ByteTokenizer):
+        num_encoded = 0
+
+        def encode(self, text: str, *, parse_special: bool, add_bos: bool) -> list[int]:
+            self.num_encoded += len(text)
+            return super().encode(text, parse_special=parse_special, add_bos=add_bos)
+
+    tokenizer = CountingTokenizer()
+    length = 3_000_000
+    with pytest.raises(ContextLengthExceeded) as caught:
+        prepare_prompt(_model(tokenizer=tokenizer), _request(_user("x" * length)))
+    assert tokenizer.num_encoded <= 200_000
+    assert caught.value.prompt_tokens == pytest.approx(length, rel=0.05)
+
+
+def test_a_long_prompt_of_few_tokens_is_encoded_exactly() -> None:
+    class WideTokenizer(ByteTokenizer):
+        def encode(self, text: str, *, parse_special: bool, add_bos: bool) -> list[int]:
+            return [1] * (len(text) // 50)
+
+    model = _model(tokenizer=WideTokenizer())
+    length = 17 * model.context_tokens
+    prompt = prepare_prompt(model, _request(_user("x" * length)))
+    assert len(prompt.token_ids) == len(prompt.text) // 50

@@ -101,7 +101,7 @@ class OpenAIChat:
                     yield _frame(chunk)
                 exchange.note_answer(usage_of(infos))
                 exchange.note_end(infos)
-            yield DONE
+                yield DONE
 
 
 class _ProgressThrottle:
