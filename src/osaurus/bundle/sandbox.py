@@ -30,7 +30,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 class RenderLimits:
     """What one render may take.
 
-    `max_output_chars` also bounds every text made on the way, `max_items` every list.
+    `max_output_chars` also bounds every text made on the way, `max_items` every list. Over the
+    whole render `CHURN` times as much may be made and dropped again.
     """
 
     timeout_s: float = 2.0
@@ -39,15 +40,20 @@ class RenderLimits:
     max_steps: int = 5_000_000
 
 
+#: Sixteen lists of a million items are more than half a gigabyte.
+CHURN = 16
+
+
 class _Budget:
     """What is left of one render's limits."""
 
-    __slots__ = ("deadline", "limits", "steps")
+    __slots__ = ("deadline", "limits", "made", "steps")
 
     def __init__(self, limits: RenderLimits) -> None:
         self.limits = limits
         self.deadline = time.monotonic() + limits.timeout_s
         self.steps = 0
+        self.made = {"text": 0, "list": 0}
 
     def step(self) -> None:
         self.steps += 1
@@ -62,12 +68,16 @@ class _Budget:
         limit = self.limits.max_output_chars if what == "text" else self.limits.max_items
         if size > limit:
             raise TemplateRuntimeError(f"it makes a {what} of {size}; the limit is {limit}")
+        if self.made[what] + size > CHURN * limit:
+            raise TemplateRuntimeError(
+                f"it makes {what}s of more than {CHURN * limit} altogether, {CHURN} times the limit"
+            )
 
     def measured(self, value: Any) -> Any:
-        if isinstance(value, str):
-            self.check_size(len(value))
-        elif isinstance(value, (list, tuple)):
-            self.check_size(len(value), "list")
+        what = "text" if isinstance(value, str) else "list"
+        if isinstance(value, (str, list, tuple)):
+            self.check_size(len(value), what)
+            self.made[what] += len(value)
         return value
 
 
@@ -125,7 +135,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters["_counted"] = _counted
         self.filters["_measured"] = _measured
         for name in (*_WIDTH_FUNCTIONS & self.filters.keys(), *_MEASURED_FILTERS):
-            self.filters[name] = _guarded_filter(name, self.filters[name])
+            self.filters[name] = guarded_filter(name, self.filters[name])
         self.globals["range"] = _short_range
         del self.globals["lipsum"]
 
@@ -202,8 +212,8 @@ def _measured(value: Any) -> Any:
     return _current().measured(value)
 
 
-def _guarded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The filter with its arguments checked before and its result after.
+def guarded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter with its arguments checked before and its result after.
 
     `wraps` carries over the marks by which Jinja passes context or environment first.
     """

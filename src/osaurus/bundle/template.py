@@ -20,7 +20,13 @@ import jinja2.nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
-from osaurus.bundle.sandbox import RenderLimits, Sandbox, compile_limited, render_limited
+from osaurus.bundle.sandbox import (
+    RenderLimits,
+    Sandbox,
+    compile_limited,
+    guarded_filter,
+    render_limited,
+)
 from osaurus.errors import TemplateError
 
 
@@ -112,7 +118,7 @@ def _environment() -> Sandbox:
     environment = Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
-    environment.filters["tojson"] = _tojson
+    environment.filters["tojson"] = guarded_filter("tojson", _tojson)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
