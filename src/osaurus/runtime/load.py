@@ -46,7 +46,7 @@ class BundleSource:
     def max_batch_size(self) -> int:
         return self._options.engine.max_batch_size
 
-    def find(self, name: str, *, allow_paths: bool = False) -> Listing:
+    def find(self, name: str, *, allow_paths: bool = True) -> Listing:
         from osaurus.bundle.hub import find_model
 
         return find_model(name, allow_paths=allow_paths or self._allow_paths)

@@ -15,6 +15,7 @@ from osaurus.errors import (
     ModelNotFound,
     UnsupportedBundle,
 )
+from osaurus.runtime.model import Listing
 from osaurus.runtime.pool import ModelRuntime
 
 
@@ -272,5 +273,24 @@ def test_shutting_down_does_not_wait_for_a_load_and_stops_what_it_made() -> None
         source.gates["m"].set()
         await _until(lambda: source.engines["m"].capacity_snapshot().is_shutdown)
         assert runtime.resident() == []
+
+    _run(scenario)
+
+
+def test_a_path_is_a_name_for_the_operator_only_until_the_model_is_resident() -> None:
+    class PathSource(ScriptedSource):
+        def find(self, name: str, *, allow_paths: bool) -> Listing:
+            if name.startswith("/") and not allow_paths:
+                raise ModelNotFound(name)
+            return super().find(name.removeprefix("/"), allow_paths=allow_paths)
+
+    async def scenario() -> None:
+        runtime = ModelRuntime(PathSource({"m": ScriptedEngine()}))
+        with pytest.raises(ModelNotFound):
+            await runtime.acquire("/m")
+        (await runtime.acquire("/m", allow_paths=True)).release()
+        for name in ("/m", "m"):
+            (await runtime.acquire(name)).release()
+        assert [listing.model_id for listing in await runtime.catalog()] == ["m"]
 
     _run(scenario)
