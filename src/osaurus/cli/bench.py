@@ -85,6 +85,8 @@ def bench(
     from osaurus.bench.machine import read_machine
 
     machine = read_machine()
+    if machine.load_average > machine.cores / 2:
+        say(f"this machine is busy (load {machine.load_average}): the figures will be too low")
     if url:
         subjects = [_over_http(url, model, repeats, decode, widths, seed)]
     else:

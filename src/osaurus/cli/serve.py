@@ -80,7 +80,8 @@ def serve(
         cors_origins=cors_origin,
         preload=model,
     )
-    signal.signal(signal.SIGTERM, _leave)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave)
     try:
         run_server(source, config, on_ready=_announce)
     finally:
@@ -88,9 +89,9 @@ def serve(
 
 
 def _leave(number: int, frame: object) -> None:
-    """The server ends gracefully, then raises the signal again; being told to stop is no
-    failure."""
-    raise SystemExit(0)
+    """The server ends gracefully, then raises the signal again. To be told to stop is no
+    failure; to be interrupted is what shells count as 130."""
+    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(0)
 
 
 def _announce(url: str) -> None:
