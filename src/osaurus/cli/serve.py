@@ -6,7 +6,6 @@ One line on stdout when requests are accepted; the log, one line a request, on s
 from __future__ import annotations
 
 import logging
-import signal
 import sys
 from typing import Annotated, Literal
 
@@ -80,18 +79,8 @@ def serve(
         cors_origins=cors_origin,
         preload=model,
     )
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _leave)
-    try:
-        run_server(source, config, on_ready=_announce)
-    finally:
-        say("osaurus: stopped")
-
-
-def _leave(number: int, frame: object) -> None:
-    """The server ends gracefully, then raises the signal again. To be told to stop is no
-    failure; to be interrupted is what shells count as 130."""
-    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(0)
+    run_server(source, config, on_ready=_announce)
+    say("osaurus: stopped")
 
 
 def _announce(url: str) -> None:

@@ -82,8 +82,8 @@ def _serve(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_serve_announces_its_address_and_ends_cleanly_when_told(number: int, code: int) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_serve_announces_its_address_and_ends_cleanly_when_told(number: int) -> None:
     process = _serve("--port", "0")
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -92,7 +92,7 @@ def test_serve_announces_its_address_and_ends_cleanly_when_told(number: int, cod
         assert client.health() is not None
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == code
+    assert process.returncode == 0
     assert out == ""
     assert "GET /health 200" in err
     assert "Traceback" not in err
