@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 
 _Stamp = tuple[tuple[str, int, int], ...]
 
+#: Names remembered for resident models, so that a request need not search the disk.
+_MAX_NAMES = 256
+
 #: How long a quit waits for each model's streams to end after its engine was shut down.
 _QUIT_DRAIN_S = 2.0
 
@@ -103,6 +106,7 @@ class ModelRuntime:
         self._listings: dict[str, Listing] = {}  # of the resident models
         self._loading: dict[str, asyncio.Task[OsaurusError | None]] = {}
         self._draining: dict[str, asyncio.Task[None]] = {}
+        self._leaving: dict[str, LoadedModel] = {}  # what drains
         self._failures: dict[str, LoadFailure] = {}
         self._names: dict[str, str] = {}  # names that led to a resident model -> its id
         self._current: str | None = None
@@ -128,7 +132,9 @@ class ModelRuntime:
             elif model_id in self._resident:
                 model = self._resident[model_id]
                 if not model.engine.capacity_snapshot().is_shutdown:
-                    self._names[name] = self._current = model_id
+                    self._current = model_id
+                    if len(self._names) < _MAX_NAMES:
+                        self._names[name] = model_id
                     return HeldModel(model, self.lease)
                 logger.error("%s: its engine stopped by itself; loading it again", model_id)
                 self._start_draining(model_id)
@@ -166,7 +172,7 @@ class ModelRuntime:
         """End every stream, stop every engine, forget every model. A load that is running
         is not waited for; its result is thrown away. Idempotent."""
         self._is_shut_down = True
-        models = list(self._resident.values())
+        models = [*self._resident.values(), *self._leaving.values()]
         await asyncio.gather(*(on_thread(model.engine.shutdown) for model in models))
         for model in models:
             if not await self.lease.wait_for_zero(model.model_id, _QUIT_DRAIN_S):
@@ -267,6 +273,7 @@ class ModelRuntime:
         self._names = {name: known for name, known in self._names.items() if known != model_id}
         if self._current == model_id:
             self._current = None
+        self._leaving[model_id] = model
         self._draining[model_id] = asyncio.create_task(self._drain(model))
 
     async def _drain(self, model: LoadedModel) -> None:
@@ -274,7 +281,7 @@ class ModelRuntime:
             await self.lease.wait_for_zero(model.model_id)
             await on_thread(model.engine.shutdown)
         finally:
-            del self._draining[model.model_id]
+            del self._draining[model.model_id], self._leaving[model.model_id]
         del model
         await on_thread(gc.collect)  # engines and their models refer to each other
 

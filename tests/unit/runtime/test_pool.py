@@ -294,3 +294,18 @@ def test_a_path_is_a_name_for_the_operator_only_until_the_model_is_resident() ->
         assert [listing.model_id for listing in await runtime.catalog()] == ["m"]
 
     _run(scenario)
+
+
+def test_shutting_down_stops_an_engine_that_was_still_draining() -> None:
+    async def scenario() -> None:
+        source = _source()
+        runtime = ModelRuntime(source)
+        held = await runtime.acquire("m")
+        unloading = asyncio.create_task(runtime.unload("m"))
+        await _until(lambda: not runtime.resident())
+        stopping = asyncio.create_task(runtime.shut_down())
+        await _until(lambda: source.engines["m"].capacity_snapshot().is_shutdown)
+        held.release()
+        await asyncio.gather(unloading, stopping)
+
+    _run(scenario)
