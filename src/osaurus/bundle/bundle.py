@@ -24,7 +24,12 @@ from osaurus.bundle.config import (
     read_generation_config,
     read_tokenizer_config,
 )
-from osaurus.bundle.end_tokens import declared_ids, end_token_ids, turn_end_of_template
+from osaurus.bundle.end_tokens import (
+    declared_ids,
+    end_token_ids,
+    stop_texts,
+    turn_end_of_template,
+)
 from osaurus.bundle.gguf_config import (
     config_from_gguf,
     generation_config_from_gguf,
@@ -91,6 +96,12 @@ class Bundle:
         """Every id that ends an answer, from every file and the template."""
         tokenizer = self.load_tokenizer()
         return end_token_ids(tokenizer, self._declared_ends, self._turn_end())
+
+    @cached_property
+    def stop_strings(self) -> tuple[str, ...]:
+        """Texts that end an answer, for ends that the vocabulary has no id for."""
+        configured = self.generation_config.get("stop_strings")
+        return stop_texts(self.load_tokenizer(), configured, self.chat_template)
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:

@@ -21,7 +21,7 @@ from osaurus.bundle.progress import ProgressCallback, PullProgress, ignore_progr
 from osaurus.errors import DownloadError
 
 _POLL_S = 0.25
-_REPO_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
 _SMALL_FILES = re.compile(
     r"[^/]+\.(json|jinja)|tokenizer\.model|spiece\.model|merges\.txt|vocab\.txt"

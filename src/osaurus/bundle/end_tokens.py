@@ -23,6 +23,9 @@ END_TOKEN_TEXTS = (
     "<｜end▁of▁sentence｜>",
     "<|EOT|>",
 )
+#: DeepSeek's end of sentence where it is no token: as text, and as such models cut it off.
+_END_OF_SENTENCE = "<｜end▁of▁sentence｜>"
+_END_OF_SENTENCE_TEXTS = (_END_OF_SENTENCE, "<｜end▁of▁sentence>", "<｜end▁of▁sent")
 _HARMONY_TEXTS = ("<|channel|>", "<|message|>", "<|return|>")
 _PROBE = "7f3a"  #: an answer that no template contains
 
@@ -30,6 +33,7 @@ _PROBE = "7f3a"  #: an answer that no template contains
 class _Vocabulary(Protocol):
     unk_token_id: int | None
     eos_token_id: int | None
+    special_tokens: Mapping[str, str]
 
     @property
     def added_tokens(self) -> Mapping[str, int]: ...
@@ -67,6 +71,22 @@ def end_token_ids(
     if is_harmony and declared and separator is not None and separator not in declared:
         ends.discard(separator)
     return frozenset(ends)
+
+
+def stop_texts(tokenizer: _Vocabulary, configured: Any, template: str | None) -> tuple[str, ...]:
+    """Texts that end an answer: what `stop_strings` lists, and declared ends without an id.
+
+    Entries of the built-in list that the vocabulary lacks are no stops, except the end of
+    sentence in a bundle whose template writes it.
+    """
+    items = configured if isinstance(configured, (list, tuple)) else [configured]
+    texts = [item for item in items if isinstance(item, str) and item]
+    declared = tokenizer.special_tokens.get("eos_token")
+    if declared is not None and tokenizer.id_of(declared) is None:
+        texts.append(declared)
+    if _END_OF_SENTENCE in (template or "") and tokenizer.id_of(_END_OF_SENTENCE) is None:
+        texts.extend(_END_OF_SENTENCE_TEXTS)
+    return tuple(dict.fromkeys(texts))
 
 
 def turn_end_of_template(

@@ -175,11 +175,13 @@ def _in_models_folder(root: Path) -> Iterator[ModelListing]:
                 yield _listing(one.name, describe.describe_gguf(one))
         elif entry.name.startswith("models--"):
             continue  # a Hugging Face cache laid over a models folder: read as such
+        elif not (inside := _visible(entry)):
+            continue
         elif describe.has_model_files(entry, is_repository=False):
             yield from _in_folder(entry, entry.name)
         else:
-            for repository in _visible(entry):
-                if repository.is_dir() and describe.has_model_files(repository):
+            for repository in filter(Path.is_dir, inside):
+                if _visible(repository) and describe.has_model_files(repository):
                     yield from _in_folder(repository, f"{entry.name}/{repository.name}")
 
 

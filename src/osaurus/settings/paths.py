@@ -137,7 +137,10 @@ def model_roots(
     if (given := _given(env, "HF_HOME")) is not None:
         roots.append(ModelRoot(layout="hub", path=given / "hub", reason="HF_HOME"))
     roots.append(ModelRoot(layout="hub", path=_default_hub(env), reason="the library's default"))
-    return list({root.path: root for root in reversed(roots)}.values())[::-1]
+    first: dict[Path, ModelRoot] = {}
+    for root in roots:
+        first.setdefault(root.path, root)
+    return list(first.values())
 
 
 def all_places(env: Environment = os.environ) -> list[Place]:

@@ -115,3 +115,26 @@ def test_a_gguf_reads_its_ends_from_metadata_vocabulary_and_template(tmp_path: P
     metadata = gguf_metadata(eos_token_id=None, bos_token_id=None)
     bundle = open_bundle(write_gguf(tmp_path / "x.gguf", metadata))
     assert bundle.eos_token_ids == {0, 2}
+
+
+def test_an_end_that_the_vocabulary_has_no_id_for_becomes_a_stop_text(tmp_path: Path) -> None:
+    bundle = bundle_with(tmp_path, config=3, eos_token="<nowhere>")
+    assert bundle.eos_token_ids == {3}
+    assert bundle.stop_strings == ("<nowhere>",)
+
+
+def test_configured_stop_strings_are_kept_and_built_in_ones_are_not_added(tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    bundle_with(folder, generation=3)
+    text = json.dumps({"stop_strings": ["User:", "", 5, "User:"]})
+    (folder / "generation_config.json").write_text(text)
+    assert open_bundle(folder).stop_strings == ("User:",)
+
+
+def test_an_end_of_sentence_that_only_the_template_knows_stops_as_text(tmp_path: Path) -> None:
+    template = QUIET + "{# <｜end▁of▁sentence｜> #}"
+    assert bundle_with(tmp_path, template=template).stop_strings == (
+        "<｜end▁of▁sentence｜>",
+        "<｜end▁of▁sentence>",
+        "<｜end▁of▁sent",
+    )
