@@ -185,7 +185,7 @@ def test_cancelling_any_of_them_changes_nothing_for_the_rest(
     for _ in range(victim * 2):
         engine.step()
     streams[victim].close()
-    while engine.scheduler.active or engine.scheduler.waiting:
+    while not all(stream._mailbox.completed for stream in streams):  # type: ignore[attr-defined]
         engine.step()
     for i, stream in enumerate(streams):
         if i != victim:

@@ -20,7 +20,12 @@ import torch
 
 from osaurus.cache.blocks import BlockPool, BlockTable
 from osaurus.engine.client import Mailbox, Stream
-from osaurus.engine.memory import default_kv_budget, longest_context, trim_heap
+from osaurus.engine.memory import (
+    default_kv_budget,
+    keep_heap_pages,
+    longest_context,
+    trim_heap,
+)
 from osaurus.engine.request import Phase, Request
 from osaurus.engine.runner import Runner
 from osaurus.engine.sampler import Sampled, TokenSampler, sample_rows
@@ -237,6 +242,7 @@ class BatchEngine:
 
     def _run(self) -> None:
         torch.set_num_threads(usable_cores())
+        keep_heap_pages()
         error: str | None = None
         try:
             while self._wait_for_work():

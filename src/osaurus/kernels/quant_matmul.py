@@ -15,6 +15,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
+#: Weights dequantized at a time: float32 temporaries of this many stay in the cache.
+DEQUANTIZE_SLAB = 1 << 19
+
 #: Group sizes that torch's packed kernel takes.
 GROUP_SIZES = (32, 64, 128, 256)
 
@@ -114,25 +117,19 @@ def dequantize_columns(packed: Tensor, scale: Tensor, bias: Tensor, dtype: torch
     if layout is None:
         raise RuntimeError("no packed layout on this processor")
     groups, n = scale.shape
-    k = packed.numel() * 2 // n
-    out = torch.empty(k, n, dtype=dtype)
-    _dequantize_into(
-        out.view(groups, k // groups, n // layout.tile, layout.tile).permute(2, 0, 1, 3),
-        packed.view(n // layout.tile, groups, k // groups, layout.tile // 2),
-        scale.view(groups, n // layout.tile, layout.tile).permute(1, 0, 2),
-        bias.view(groups, n // layout.tile, layout.tile).permute(1, 0, 2),
+    k, tile = packed.numel() * 2 // n, layout.tile
+    tiles = packed.view(n // tile, groups, k // groups, tile // 2)
+    scale, bias = (
+        part.view(groups, n // tile, tile).transpose(0, 1).contiguous().float().unsqueeze(2)
+        for part in (scale, bias)
     )
-    return out
-
-
-def _dequantize_into(out: Tensor, tiles: Tensor, scale: Tensor, bias: Tensor) -> None:
-    """out, tiles: [tiles, G, group, tile(/2)]; scale, bias: [tiles, G, tile]."""
-    half = tiles.shape[-1]
-    scale, bias = scale.float().unsqueeze(2), bias.float().unsqueeze(2)
-    low = torch.addcmul(bias[..., :half], (tiles & 15).float(), scale[..., :half])
-    out[..., :half].copy_(low)
-    high = torch.addcmul(bias[..., half:], (tiles >> 4).float(), scale[..., half:])
-    out[..., half:].copy_(high)
+    out = torch.empty(n // tile, groups, k // groups, tile, dtype=dtype)
+    step = max(1, DEQUANTIZE_SLAB // (k * tile))
+    for i in range(0, n // tile, step):
+        part = tiles[i : i + step]
+        codes = torch.cat([part & 15, part >> 4], dim=-1).float()
+        out[i : i + step] = torch.addcmul(bias[i : i + step], codes, scale[i : i + step])
+    return out.view(n // tile, k, tile).transpose(0, 1).reshape(k, n)
 
 
 def gather_rows(packed: Tensor, rows: Tensor, n: int, k: int) -> Tensor:

@@ -25,7 +25,11 @@ class OutputPipeline(Protocol):
     stop_string: str | None
     unclosed_reasoning: bool  #: valid after `finish`
     reasoning_tokens: int
-    tool_call_protocol_failure: bool
+
+    @property
+    def tool_call_protocol_failure(self) -> bool:
+        """A call's envelope opened and could not be parsed."""
+        ...
 
     def push(self, token_id: int, logprob: TokenLogprob | None = None) -> list[Event]: ...
 

@@ -37,9 +37,9 @@ class _Slots:
         ids = list(range(sum(counts) + 5))
         random.Random(seed).shuffle(ids)
         width = self.k_dim + self.v_dim
-        self.storage = torch.randn(
-            len(ids), self.kv_heads, self.block, width, generator=g
-        ).to(dtype)
+        self.storage = torch.randn(len(ids), self.kv_heads, self.block, width, generator=g).to(
+            dtype
+        )
         self.tables = []
         for count in counts:
             self.tables.append([ids.pop() for _ in range(count)])

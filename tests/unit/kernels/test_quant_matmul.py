@@ -71,6 +71,4 @@ def test_dequantized_columns_round_the_exact_weight_once() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         got = quant_matmul.dequantize_columns(packed, scale, bias, dtype)
         assert got.shape == (k, n)
-        torch.testing.assert_close(
-            got.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-6
-        )
+        torch.testing.assert_close(got.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-6)

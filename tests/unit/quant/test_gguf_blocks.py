@@ -55,7 +55,9 @@ def test_a_quantized_layer_computes_with_the_stored_weights(
 
 def test_projections_of_one_form_fuse_and_others_stand_side_by_side() -> None:
     a, b = (
-        blocks.decode("Q4_1", torch.from_numpy(_random_blocks("Q4_1", 64, 64, s)).flatten(), (64, 64))
+        blocks.decode(
+            "Q4_1", torch.from_numpy(_random_blocks("Q4_1", 64, 64, s)).flatten(), (64, 64)
+        )
         for s in (3, 4)
     )
     c = blocks.decode(
