@@ -53,10 +53,10 @@ def save_tiny(folder: Path, family: str = "llama", seed: int = 0, **changes: Any
     return model
 
 
-def load_tiny(folder: Path, mode: ComputeMode = "float32") -> llama.LlamaModel:
+def load_tiny(folder: Path, mode: ComputeMode = "float32", device: str = "cpu") -> llama.LlamaModel:
     config = json.loads((folder / "config.json").read_text())
     with closing(SafetensorsSource(folder)) as source:
-        loader = WeightLoader(source, mode)
+        loader = WeightLoader(source, mode, device)
         model = llama.load(config, loader)
         loader.finish()
     return model
