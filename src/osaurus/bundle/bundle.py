@@ -80,7 +80,8 @@ class Bundle:
         return self._tokenizer
 
     def load_template(self) -> ChatTemplate | None:
-        """The default chat template with the tokenizer's special texts, or None."""
+        """The default chat template (and the one for tools, where the bundle has such) with the
+        tokenizer's special texts, or None."""
         return self._template
 
     def open_weights(self) -> WeightSource:
@@ -119,8 +120,11 @@ class Bundle:
             return None
         from osaurus.bundle.template import ChatTemplate
 
-        special = self.load_tokenizer().special_tokens
-        return ChatTemplate(self.chat_template, special_tokens=special)
+        return ChatTemplate(
+            self.chat_template,
+            tool_use=self.chat_templates.get("tool_use"),
+            special_tokens=self.load_tokenizer().special_tokens,
+        )
 
     def _turn_end(self) -> int | None:
         template = self.load_template()

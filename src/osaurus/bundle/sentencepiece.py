@@ -31,14 +31,13 @@ def merges_from_scores(pieces: Mapping[str, int], scores: Sequence[float]) -> li
     Among splits of one piece the longer left half goes first: of two overlapping joins with
     the same result SentencePiece takes the left one.
     """
-    ranked: list[tuple[float, int, int, str, str]] = []
-    for piece, token_id in pieces.items():
-        for cut in range(1, len(piece)):
-            left, right = piece[:cut], piece[cut:]
-            if left in pieces and right in pieces:
-                ranked.append((-scores[token_id], token_id, -cut, left, right))
-    ranked.sort()
-    return [(left, right) for *_, left, right in ranked]
+    best_first = sorted(pieces, key=lambda piece: (-scores[pieces[piece]], pieces[piece]))
+    return [
+        (piece[:cut], piece[cut:])
+        for piece in best_first
+        for cut in range(len(piece) - 1, 0, -1)
+        if piece[:cut] in pieces and piece[cut:] in pieces
+    ]
 
 
 def space_normalizer(*, adds_space: bool) -> normalizers.Normalizer:

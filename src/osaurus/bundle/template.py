@@ -40,14 +40,17 @@ class ChatTemplate:
         self,
         source: str,
         *,
+        tool_use: str | None = None,
         special_tokens: Mapping[str, str] | None = None,
         limits: RenderLimits | None = None,
     ) -> None:
-        """`special_tokens`: `bos_token`, `eos_token`, ... as the template's variables."""
+        """`tool_use` is rendered instead of `source` when tools are given: some bundles have a
+        template of its own for that. `special_tokens`: `bos_token`, ... as variables."""
         self.source = source
+        self._tool_use = tool_use
         self._special_tokens = dict(special_tokens or {})
         self._limits = limits or RenderLimits()
-        self._compiled: jinja2.Template | None = None
+        self._compiled: dict[str, jinja2.Template] = {}
         self._lock = threading.Lock()
 
     def render(
@@ -71,19 +74,21 @@ class ChatTemplate:
             "tools": _copy(tools),
             "add_generation_prompt": add_generation_prompt,
         }
+        source = self._tool_use if tools and self._tool_use is not None else self.source
         return _reporting_failures(
-            lambda: render_limited(self._template(), variables, self._limits)
+            lambda: render_limited(self._template(source), variables, self._limits)
         )
 
     def check(self) -> None:
         """Compile now; raises `TemplateError` for a template that cannot be rendered at all."""
-        _reporting_failures(self._template)
+        for source in filter(None, (self.source, self._tool_use)):
+            _reporting_failures(lambda source=source: self._template(source))
 
-    def _template(self) -> jinja2.Template:
+    def _template(self, source: str) -> jinja2.Template:
         with self._lock:
-            if self._compiled is None:
-                self._compiled = compile_limited(_environment(), self.source)
-            return self._compiled
+            if source not in self._compiled:
+                self._compiled[source] = compile_limited(_environment(), source)
+            return self._compiled[source]
 
 
 _T = TypeVar("_T")

@@ -491,6 +491,17 @@ def test_named_templates_are_kept_by_name(tmp_path: Path) -> None:
     bundle = open_bundle(tmp_path)
     assert bundle.chat_template == "a"
     assert bundle.chat_templates == {"default": "a", "tool_use": "b", "rag": "c"}
+    template = bundle.load_template()
+    assert template is not None
+    assert template.render([]) == template.render([], tools=[]) == "a"
+    assert template.render([], tools=[WEATHER]) == "b"
+
+
+def test_a_template_can_be_checked_before_it_is_needed() -> None:
+    ChatTemplate("fine", tool_use="fine too").check()
+    for broken in (ChatTemplate("{% if %}"), ChatTemplate("fine", tool_use="{% if %}")):
+        with pytest.raises(TemplateError, match="not valid"):
+            broken.check()
 
 
 def test_a_bundle_without_a_template_has_none(tmp_path: Path) -> None:
