@@ -15,8 +15,9 @@ from typing import Any, Literal
 import jsonschema_rs
 import regex
 
+from osaurus.parsing.python_values import parse_python
 from osaurus.parsing.source import Malformed
-from osaurus.parsing.values import MAX_NUMBER, finite, parse_json, parse_python
+from osaurus.parsing.values import MAX_NUMBER, finite, parse_json
 from osaurus.types.chat import Tool
 
 #: How deep values are followed into their schema when strings are typed.

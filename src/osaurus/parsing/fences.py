@@ -23,34 +23,25 @@ class Fences:
         self._fence = ""
         self._line = ""
 
-    @property
-    def is_open(self) -> bool:
-        return bool(self._fence) or _OPENING.fullmatch(self._line) is not None
-
     def feed(self, text: str) -> None:
+        self._fence, self._line = self._advanced(text)
+
+    def is_open_after(self, text: str) -> bool:
+        """Whether a place right behind `text`, which is not fed, is in a fence."""
+        fence, line = self._advanced(text)
+        return bool(fence) or _OPENING.fullmatch(line) is not None
+
+    def _advanced(self, text: str) -> tuple[str, str]:
+        fence, line = self._fence, self._line
         first, *others = text.split("\n")
-        self._extend(first)
-        for line in others:
-            self._end_line()
-            self._extend(line)
-
-    def would_be_open(self, text: str) -> bool:
-        """`is_open` after `text`, which is not fed."""
-        trial = Fences()
-        trial._fence, trial._line = self._fence, self._line
-        trial.feed(text)
-        return trial.is_open
-
-    def _extend(self, text: str) -> None:
-        self._line += text[: _MAX_LINE - len(self._line)]
-
-    def _end_line(self) -> None:
-        if self._fence:
-            found = _CLOSING.fullmatch(self._line)
-            if found and found.group(1).startswith(self._fence):
-                self._fence = ""
-        else:
-            found = _OPENING.fullmatch(self._line)
-            if found:
-                self._fence = found.group(1) or found.group(2)
-        self._line = ""
+        line += first[: _MAX_LINE - len(line)]
+        for other in others:
+            if not fence:
+                found = _OPENING.fullmatch(line)
+                fence = (found.group(1) or found.group(2)) if found else ""
+            else:
+                found = _CLOSING.fullmatch(line)
+                if found and found.group(1).startswith(fence):
+                    fence = ""
+            line = other[:_MAX_LINE]
+        return fence, line

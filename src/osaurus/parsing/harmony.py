@@ -22,9 +22,9 @@ from osaurus.parsing.arguments import Toolset
 from osaurus.parsing.calls import CallFailure, Calls, object_arguments
 from osaurus.parsing.markers import MIN_HALF_MARKER, MarkerSet
 from osaurus.parsing.pieces import Piece, Rail
+from osaurus.parsing.rails import Rails
 from osaurus.parsing.reasoning import Start
 from osaurus.parsing.source import Cut, Malformed, Reader, Source
-from osaurus.parsing.stretch import Stretch
 from osaurus.parsing.values import JSON, read_value
 from osaurus.types.chat import Tool
 
@@ -58,8 +58,7 @@ class HarmonyMachine:
     def __init__(self, *, tools: Sequence[Tool] = (), start: Start = Start.CONTENT) -> None:
         self._tools = Toolset(tools)
         self._source = Source()
-        self._out: list[Piece] = []
-        self._thought = Stretch(self._out, Rail.REASONING, Rail.THINK_MARK)
+        self._rails = Rails()
         self.failures: list[CallFailure] = []
         self._calls = Calls(self._tools)
         self._reader: Reader[None] | None = None
@@ -79,24 +78,19 @@ class HarmonyMachine:
     def push(self, text: str) -> list[Piece]:
         self._source.feed(text)
         self._run()
-        return self._taken()
+        return self._rails.take()
 
     def finish(self) -> list[Piece]:
         self._source.ended = True
         self._run()
-        self._thought.end(keep=False)
-        return self._taken()
+        self._rails.end_thought()
+        return self._rails.take()
 
     def abandon(self) -> list[Piece]:
         source = self._source
-        self._thought.end(keep=True)
-        self._out.append(Piece(Rail.CONTENT, source.close() + source.text[source.pos :]))
-        return self._taken()
-
-    def _taken(self) -> list[Piece]:
-        pieces = list(self._out)
-        self._out.clear()
-        return pieces
+        self._rails.end_thought(keep=True)
+        self._rails.put(Rail.CONTENT, source.close() + source.text[source.pos :])
+        return self._rails.take()
 
     def _run(self) -> None:
         steps = {
@@ -173,14 +167,14 @@ class HarmonyMachine:
             return False
         self._say(hit.start)
         if hit.marker in _HEADS:
-            self._thought.end(keep=False)
+            self._rails.end_thought()
             self._state = _State.HEADER
             return True
         if hit.marker in _ENDS:
-            self._thought.end(keep=False)
+            self._rails.end_thought()
             self._state = _State.BETWEEN
         else:
-            self._thought.settle(keep=False)
+            self._rails.settle_thought()
         self._piece(mark, hit.end)
         return True
 
@@ -191,7 +185,7 @@ class HarmonyMachine:
         try:
             next(reader)
         except StopIteration:
-            self._protocol()
+            self._protocol(source.close())
             self._state = _State.BETWEEN
         except Malformed as error:
             self._fail(str(error))
@@ -199,7 +193,7 @@ class HarmonyMachine:
             source.pos = source.end
             self._fail("the stream ended inside a call")
         else:
-            self._protocol()
+            self._protocol(source.release())
             return False
         return True
 
@@ -208,7 +202,8 @@ class HarmonyMachine:
         source, calls = self._source, self._calls
         name = calls.name(raw)
         yield from source.blanks()
-        is_empty = (yield from source.at(*_CALL_ENDS)) or _is_cut(source)
+        # An empty body counts only when its end is there: a cut one looks the same.
+        is_empty = yield from source.at(*_CALL_ENDS)
         arguments = None if is_empty else (yield from read_value(source, JSON))
         yield from source.blanks()
         if (yield from source.at(*_CALL_ENDS)):
@@ -237,25 +232,23 @@ class HarmonyMachine:
         """Text of the current message up to `stop`."""
         source = self._source
         if self._is_thinking:
-            self._thought.add(source.text[source.pos : stop])
+            self._rails.think(source.text[source.pos : stop])
             source.pos = stop
         else:
             self._piece(Rail.CONTENT, stop)
 
     def _piece(self, rail: Rail, stop: int) -> None:
         source = self._source
-        if stop > source.pos:
-            self._out.append(Piece(rail, source.text[source.pos : stop]))
-            source.pos = stop
+        self._rails.put(rail, source.text[source.pos : stop])
+        source.pos = stop
 
-    def _protocol(self) -> None:
-        text, calls = self._source.release(), self._calls.take()
+    def _protocol(self, text: str) -> None:
+        calls = self._calls.take()
         self._call_length += len(text)
-        if text or calls:
-            self._out.append(Piece(Rail.PROTOCOL, text, calls if self._tools else ()))
+        self._rails.put(Rail.PROTOCOL, text, calls if self._tools else ())
 
     def _fail(self, reason: str) -> None:
-        self._protocol()
+        self._protocol(self._source.close())
         self._state = _State.SKIPPING
         if self._tools:
             self.failures.append(

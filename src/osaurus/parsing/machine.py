@@ -25,16 +25,15 @@ from enum import Enum
 
 from osaurus.parsing.arguments import Toolset
 from osaurus.parsing.calls import CallFailure, Calls
-from osaurus.parsing.fences import Fences
+from osaurus.parsing.finder import Finder
 from osaurus.parsing.formats.base import BareOpener, Opener, ToolFormat
-from osaurus.parsing.markers import MIN_HALF_MARKER, Hit, MarkerSet
+from osaurus.parsing.markers import MIN_HALF_MARKER, Hit
 from osaurus.parsing.pieces import Piece, Rail
 from osaurus.parsing.plan import Plan, plan_for
+from osaurus.parsing.rails import Rails
 from osaurus.parsing.reasoning import ReasoningFormat, Start
 from osaurus.parsing.source import Cut, Malformed, NotACall, Reader, Source
-from osaurus.parsing.stretch import Stretch
 from osaurus.types.chat import Tool
-from osaurus.types.events import ToolCall
 
 
 class _State(Enum):
@@ -45,6 +44,24 @@ class _State(Enum):
     OPENED = "opened"
     READING = "reading"
     SKIPPING = "skipping"
+
+
+class _Envelope:
+    """The envelope that is being read, from its opener on."""
+
+    __slots__ = ("calls", "in_block", "length", "opener", "reader")
+
+    def __init__(self, opener: Opener | BareOpener, in_block: bool) -> None:
+        self.opener = opener
+        self.in_block = in_block
+        self.calls: Calls | None = None
+        self.reader: Reader[None] | None = None
+        self.length = 0
+
+    @property
+    def is_tentative(self) -> bool:
+        """Whether it may yet turn out to be text."""
+        return self.in_block or isinstance(self.opener, BareOpener)
 
 
 class Machine:
@@ -68,28 +85,13 @@ class Machine:
         self._reasoning = reasoning
         self._plan: Plan = plan_for(tool_format, reasoning, has_tools=bool(self._tools))
         self._source = Source()
-        self._out: list[Piece] = []
-        self._content = Stretch(self._out, Rail.CONTENT, Rail.NOISE)
-        self._thought = Stretch(self._out, Rail.REASONING, Rail.THINK_MARK)
-        self._fences = None if self._tools or tool_format is None else Fences()
+        self._finder = Finder(self._source, self._plan)
+        # Where no tools were offered, markup in a code block is what the user asked to see.
+        self._rails = Rails(watches_fences=tool_format is not None and not tools)
         self.failures: list[CallFailure] = []
-        #: The stretch of content before this one ended at a call.
-        self._after_call = False
-        self._has_content = False
-        self._line_is_blank = True
         #: How many openers with these closers were prose: so many closers are text, too.
         self._prose: Counter[tuple[str, ...]] = Counter()
-        #: Absolute position before which bare calls were tried already.
-        self._bare_floor = 0
-        self._opener: Opener | BareOpener | None = None
-        self._in_block = False
-        self._calls: Calls | None = None
-        self._reader: Reader[None] | None = None
-        self._envelope_length = 0
-        #: Absolute: no think closer begins before `_clear`; one begins at `_closer_at`.
-        self._clear = 0
-        self._closer_at = -1
-        self._found: tuple[MarkerSet, str, int, Hit | None] | None = None
+        self._envelope: _Envelope | None = None
         self._state = self._first_state(start)
 
     def _first_state(self, start: Start) -> _State:
@@ -105,8 +107,8 @@ class Machine:
 
     @property
     def in_reasoning(self) -> bool:
-        if self._state in (_State.OPENED, _State.READING):
-            return self._in_block
+        if self._envelope is not None:
+            return self._envelope.in_block
         return self._state in (_State.THINKING, _State.HEADER)
 
     @property
@@ -116,26 +118,21 @@ class Machine:
     def push(self, text: str) -> list[Piece]:
         self._source.feed(text)
         self._run()
-        return self._taken()
+        return self._rails.take()
 
     def finish(self) -> list[Piece]:
         self._source.ended = True
         self._run()
-        self._content.end(keep=not self._after_call)
-        self._thought.end(keep=False)
-        return self._taken()
+        self._rails.end_content(at_call=False)
+        self._rails.end_thought()
+        return self._rails.take()
 
     def abandon(self) -> list[Piece]:
-        self._content.end(keep=True)
-        self._thought.end(keep=True)
-        source = self._source
-        self._out.append(Piece(Rail.CONTENT, source.close() + source.text[source.pos :]))
-        return self._taken()
-
-    def _taken(self) -> list[Piece]:
-        pieces = list(self._out)
-        self._out.clear()
-        return pieces
+        source, rails = self._source, self._rails
+        rails.end_content(at_call=False)
+        rails.end_thought(keep=True)
+        rails.put(Rail.CONTENT, source.close() + source.text[source.pos :])
+        return rails.take()
 
     def _run(self) -> None:
         steps = {
@@ -178,8 +175,11 @@ class Machine:
         source, marks = self._source, self._plan.content
         text, end = source.text, source.end
         hold = end if source.ended else marks.partial(text, source.pos, end)
-        hit = self._find(marks)
-        bare = self._find_bare(hit.start if hit else end)
+        hit = self._finder.marker(marks)
+        bare = None
+        if not (self._plan.bare_only_first and self._rails.has_content):
+            limit = hit.start if hit else end
+            bare = self._finder.bare(limit, line_is_blank=self._rails.line_is_blank)
         if bare is not None and bare < hold:
             self._show(bare)
             self._open(self._plan.bare_at[text[bare]], "", in_block=False)
@@ -190,7 +190,7 @@ class Machine:
             return True
         if source.ended:
             half = self._plan.tool_marks.partial(text, source.pos, end)
-            if end - half >= MIN_HALF_MARKER and not self._in_fence(half):
+            if end - half >= MIN_HALF_MARKER and not self._rails.is_fenced(text[source.pos : half]):
                 self._show(half)
                 self._drop(end)
         self._show(hold)
@@ -200,23 +200,24 @@ class Machine:
         plan, source = self._plan, self._source
         opener = plan.openers.get(hit.marker)
         if hit.marker in plan.think_openers:
-            self._content.end(keep=not self._after_call)
-            self._after_call = False
+            self._rails.end_content(at_call=False)
             self._mark(hit.end)
             self._begin_block(hit.marker)
         elif hit.marker in plan.think_closers.markers:
             # A closer without an open block: consumed, nothing nests.
             source.pos = hit.end
-            self._content.beside(Piece(Rail.THINK_MARK, hit.marker))
-        elif self._fences is not None and self._fences.is_open:
+            self._rails.drop(hit.marker, Rail.THINK_MARK)
+        elif self._rails.is_fenced():
             self._show(hit.end)
         elif opener is None:
             if hit.marker in plan.orphans and self._pairs_with_prose(hit.marker):
                 self._show(hit.end)
             else:
                 self._drop(hit.end)
-        elif isinstance(opener, BareOpener) and source.base + hit.start < self._bare_floor:
-            self._show(hit.end)
+        elif isinstance(opener, BareOpener) and (
+            not self._tools or self._finder.was_tried(hit.start)
+        ):
+            self._show_prose(opener, hit.end)
         else:
             self._open(opener, hit.marker, in_block=False)
 
@@ -225,139 +226,77 @@ class Machine:
         hold = source.end
         if not source.ended:
             hold = plan.thinking.partial(source.text, source.pos, source.end)
-        hit = self._find(plan.thinking)
+        hit = self._finder.marker(plan.thinking)
         if hit is None or hit.start >= hold:
             self._think(hold)
             return False
         self._think(hit.start)
         if hit.marker in plan.think_closers.markers:
-            self._thought.end(keep=False)
+            self._rails.end_thought()
             self._mark(hit.end)
             self._state = _State.CONTENT
         elif hit.marker in plan.think_openers:
             source.pos = hit.end
-            self._thought.beside(Piece(Rail.THINK_MARK, hit.marker))
+            self._rails.drop_thought(hit.marker)
         else:
             self._open(plan.openers[hit.marker], hit.marker, in_block=True)
         return True
 
     def _step_opened(self) -> bool:
-        source, opener = self._source, self._opener
-        if opener is None:
-            raise AssertionError("no opener in state OPENED")
-        is_cut = self._bound()
-        found = opener.commit.match(source.text, source.pos, source.end, partial=True)
+        source, envelope = self._source, self._current
+        is_cut = self._finder.bound(in_block=envelope.in_block)
+        found = envelope.opener.commit.match(source.text, source.pos, source.end, partial=True)
         if found is not None and found.partial and not (is_cut or source.ended):
             return False
-        if found is None:
-            self._back_to_text()
-        elif not found.partial:
-            self._commit(opener)
-        elif self._in_block or isinstance(opener, BareOpener):
-            self._back_to_text()
+        if found is not None and not found.partial:
+            self._commit(envelope)
+        elif found is None or envelope.is_tentative:
+            self._back_to_text(envelope)
         else:
             # The stream ended where a body could still have begun.
-            self._content.end(keep=False)
+            self._rails.end_content(at_call=True)
             source.pos = source.end
-            self._break("the stream ended at an opener")
+            self._break(envelope, "the stream ended at an opener")
         return True
 
     def _step_reading(self) -> bool:
-        source, reader, calls = self._source, self._reader, self._calls
+        source, envelope = self._source, self._current
+        reader, calls = envelope.reader, envelope.calls
         if reader is None or calls is None:
-            raise AssertionError("no reader in state READING")
-        is_cut = self._bound()
+            raise AssertionError("an envelope is read before it committed")
+        is_cut = self._finder.bound(in_block=envelope.in_block)
         try:
             next(reader)
         except StopIteration:
-            self._complete(calls)
+            self._complete(envelope, calls)
         except NotACall:
-            self._fail(None)
+            self._fail(envelope, "not a call to an offered tool")
         except Malformed as error:
-            self._fail(str(error))
+            self._fail(envelope, str(error))
         except Cut:
             source.pos = source.end
-            self._fail("the stream ended inside a call")
+            self._fail(envelope, "the stream ended inside a call")
         else:
             if is_cut:
-                reader.close()
                 source.pos = source.end
-                self._fail("reasoning ended inside a call")
+                self._fail(envelope, "reasoning ended inside a call")
                 return True
-            if not self._is_tentative and not source.saved:
-                self._protocol(source.release(), calls.take())
+            if not envelope.is_tentative and not source.saved:
+                self._protocol(envelope, source.release())
             return False
         return True
 
     def _step_skipping(self) -> bool:
-        source, opener = self._source, self._opener
-        if opener is None:
-            raise AssertionError("no opener in state SKIPPING")
-        marks = self._plan.closers_of(opener)
+        source, envelope = self._source, self._current
+        marks = self._plan.closers_of(envelope.opener)
         hit = marks.find(source.text, source.pos, source.end)
         stop = source.end if source.ended else marks.partial(source.text, source.pos, source.end)
         stop = hit.end if hit else stop
-        self._protocol(source.text[source.pos : stop])
+        self._protocol(envelope, source.text[source.pos : stop])
         source.pos = stop
-        if hit is None:
-            return False
-        self._leave()
-        return True
-
-    # -- finding
-
-    def _find(self, marks: MarkerSet) -> Hit | None:
-        """The next marker from `pos`, remembered so that no text is searched twice."""
-        source, found = self._source, self._found
-        if found is not None and found[0] is marks and found[1] is source.text:
-            _, _, start, hit = found
-            if start <= source.pos and (hit is None or hit.start >= source.pos):
-                return hit
-        hit = marks.find(source.text, source.pos, source.end)
-        self._found = (marks, source.text, source.pos, hit)
-        return hit
-
-    def _find_bare(self, limit: int) -> int | None:
-        """Where, before `limit`, a line begins with what may be a call without a marker."""
-        plan, source = self._plan, self._source
-        if plan.bare_here is None or plan.bare_next is None:
-            return None
-        if plan.bare_only_first and self._has_content:
-            return None
-        start, is_blank = source.pos, self._line_is_blank
-        while True:
-            pattern = plan.bare_here if is_blank else plan.bare_next
-            found = (pattern.match if is_blank else pattern.search)(source.text, start, limit)
-            if found is not None and source.base + found.start(1) >= self._bare_floor:
-                return found.start(1)
-            if found is None and not is_blank:
-                return None
-            start = found.start(1) if found else start
-            is_blank = False
-
-    def _bound(self) -> bool:
-        """Keep readers inside the reasoning block; whether its closer has come."""
-        source = self._source
-        source.end = len(source.text)
-        if not self._in_block:
-            return False
-        closers = self._plan.think_closers
-        if self._closer_at < source.base + source.pos:
-            start = max(source.pos, self._clear - source.base)
-            hit = closers.find(source.text, start, source.end)
-            if hit is None:
-                if not source.ended:
-                    source.end = closers.partial(source.text, start, source.end)
-                self._clear = source.base + source.end
-                return False
-            self._closer_at = source.base + hit.start
-        source.end = self._closer_at - source.base
-        return True
-
-    def _in_fence(self, place: int) -> bool:
-        if self._fences is None:
-            return False
-        return self._fences.would_be_open(self._source.text[self._source.pos : place])
+        if hit is not None:
+            self._leave(envelope)
+        return hit is not None
 
     def _pairs_with_prose(self, closer: str) -> bool:
         for closers, count in self._prose.items():
@@ -370,157 +309,140 @@ class Machine:
     # -- envelopes
 
     @property
-    def _is_tentative(self) -> bool:
-        """Whether the envelope may yet turn out to be text."""
-        return self._in_block or isinstance(self._opener, BareOpener)
+    def _current(self) -> _Envelope:
+        if self._envelope is None:
+            raise AssertionError(f"no envelope in state {self._state.name}")
+        return self._envelope
 
     def _open(self, opener: Opener | BareOpener, marker: str, *, in_block: bool) -> None:
         self._source.begin()
         self._source.pos += len(marker)
-        self._opener = opener
-        self._envelope_length = 0
-        self._in_block = in_block
+        self._envelope = _Envelope(opener, in_block)
         self._state = _State.OPENED
 
-    def _commit(self, opener: Opener | BareOpener) -> None:
-        tool_format = self._format
-        if tool_format is None:
+    def _commit(self, envelope: _Envelope) -> None:
+        rules = self._format
+        if rules is None:
             raise AssertionError("an opener without a format")
-        self._calls = Calls(
+        envelope.calls = Calls(
             self._tools,
-            unknown=tool_format.unknown,
-            must_be_offered=self._is_tentative,
-            new_id=tool_format.new_id,
-            own_id=tool_format.own_id,
+            unknown=rules.unknown,
+            must_be_offered=envelope.is_tentative,
+            new_id=rules.new_id,
+            own_id=rules.own_id,
         )
-        self._reader = opener.read(self._source, self._calls)
-        if not self._is_tentative:
-            self._content.end(keep=False)
-            self._after_call = True
+        envelope.reader = envelope.opener.read(self._source, envelope.calls)
+        if not envelope.is_tentative:
+            self._rails.end_content(at_call=True)
         self._state = _State.READING
 
-    def _complete(self, calls: Calls) -> None:
+    def _complete(self, envelope: _Envelope, calls: Calls) -> None:
         """The reader is done: the envelope leaves the text, if it holds what it must."""
-        if self._is_tentative:
-            if not calls.num_added or not calls.is_closed or calls.bad:
-                self._fail("not a whole envelope")
-                return
-            if not self._in_block:
-                self._content.end(keep=False)
-                self._after_call = True
-                self._line_is_blank = False
-            else:
-                self._thought.settle(keep=False)
-        self._protocol(self._source.close(), calls.take())
+        if envelope.is_tentative and not (calls.num_added and calls.is_closed and not calls.bad):
+            self._fail(envelope, "not a whole envelope")
+            return
+        if envelope.in_block:
+            self._rails.settle_thought()
+        elif envelope.is_tentative:
+            self._rails.end_content(at_call=True)
+            self._rails.line_is_blank = False
+        self._protocol(envelope, self._source.close())
         if calls.bad or not calls.num_added:
-            self._record(calls.bad or "an envelope without a call")
-        self._leave()
+            self._record(envelope, calls.bad or "an envelope without a call")
+        self._leave(envelope)
 
-    def _fail(self, reason: str | None) -> None:
+    def _fail(self, envelope: _Envelope, reason: str) -> None:
         """The reader met what it cannot accept: text where it may be text, else broken."""
-        source = self._source
-        if self._in_block:
-            text = source.close()
-            self._leave()
+        if envelope.in_block:
+            text = self._source.close()
+            self._leave(envelope)
             self._think_again(text)
-        elif isinstance(self._opener, BareOpener):
-            self._back_to_text()
+        elif envelope.is_tentative:
+            self._back_to_text(envelope)
         else:
-            self._break(reason or "not a call")
+            self._break(envelope, reason)
 
-    def _break(self, reason: str) -> None:
-        calls, source = self._calls, self._source
-        self._after_call = True
-        self._protocol(source.close(), calls.take() if calls else ())
-        self._record(reason)
+    def _break(self, envelope: _Envelope, reason: str) -> None:
+        self._protocol(envelope, self._source.close())
+        self._record(envelope, reason)
         self._state = _State.SKIPPING
 
-    def _record(self, reason: str) -> None:
+    def _record(self, envelope: _Envelope, reason: str) -> None:
         """Without offered tools nothing was asked for and nothing failed."""
         if self._tools and self._format is not None:
             self.failures.append(
                 CallFailure(
                     format=self._format.name,
                     reason=reason,
-                    name=self._calls.last_name if self._calls else None,
-                    length=self._envelope_length,
+                    name=envelope.calls.last_name if envelope.calls else None,
+                    length=envelope.length,
                 )
             )
 
-    def _back_to_text(self) -> None:
+    def _back_to_text(self, envelope: _Envelope) -> None:
         """The opener was prose: it is text, and scanning goes on right behind it."""
-        source, opener = self._source, self._opener
-        if opener is None:
-            raise AssertionError("no opener to take back")
+        source, opener = self._source, envelope.opener
         if isinstance(opener, BareOpener):
-            self._bare_floor = max(self._bare_floor, source.base + source.pos)
+            self._finder.note_tried()
         source.rewind()
-        in_block = self._in_block
-        self._leave()
+        self._leave(envelope)
         place = source.pos + (len(opener.marker) or 1)
-        if in_block:
+        if envelope.in_block:
             self._think(place)
-            return
+        else:
+            self._show_prose(opener, place)
+
+    def _show_prose(self, opener: Opener | BareOpener, stop: int) -> None:
+        """An opener that is text, whose closers will be, too."""
         if opener.closers:
             self._prose[opener.closers] += 1
-        self._show(place)
+        self._show(stop)
 
-    def _leave(self) -> None:
-        source = self._source
-        source.end = len(source.text)
-        self._state = _State.THINKING if self._in_block else _State.CONTENT
-        self._reader = self._calls = None
-        self._in_block = False
+    def _leave(self, envelope: _Envelope) -> None:
+        self._source.end = len(self._source.text)
+        self._state = _State.THINKING if envelope.in_block else _State.CONTENT
+        self._envelope = None
 
-    # -- output
+    # -- output: each moves `pos` to `stop`
 
     def _show(self, stop: int) -> None:
         """Visible text up to `stop`."""
         source = self._source
-        text = source.text[source.pos : stop]
-        if not text:
-            return
+        self._rails.show(source.text[source.pos : stop])
         source.pos = stop
-        last_line = text.rpartition("\n")
-        is_blank = not last_line[2].strip(" \t")
-        self._line_is_blank = is_blank and (bool(last_line[1]) or self._line_is_blank)
-        self._has_content = self._has_content or not text.isspace()
-        if self._fences is not None:
-            self._fences.feed(text)
-        self._content.add(text)
 
     def _think(self, stop: int) -> None:
         """Reasoning up to `stop`."""
         source = self._source
-        self._thought.add(source.text[source.pos : stop])
+        self._rails.think(source.text[source.pos : stop])
+        source.pos = stop
+
+    def _mark(self, stop: int) -> None:
+        """A reasoning marker or header up to `stop`."""
+        source = self._source
+        self._rails.mark(source.text[source.pos : stop])
+        source.pos = stop
+
+    def _drop(self, stop: int) -> None:
+        """Protocol residue up to `stop`."""
+        source = self._source
+        self._rails.drop(source.text[source.pos : stop])
         source.pos = stop
 
     def _think_again(self, text: str) -> None:
         """Reasoning that a reader had taken for a call; think openers in it are still none."""
         marks, start = self._plan.reopeners, 0
         while (hit := marks.find(text, start, len(text))) is not None:
-            self._thought.add(text[start : hit.start])
-            self._thought.beside(Piece(Rail.THINK_MARK, hit.marker))
+            self._rails.think(text[start : hit.start])
+            self._rails.drop_thought(hit.marker)
             start = hit.end
-        self._thought.add(text[start:])
+        self._rails.think(text[start:])
 
-    def _mark(self, stop: int) -> None:
-        """A reasoning marker or header up to `stop`."""
-        source = self._source
-        if stop > source.pos:
-            self._out.append(Piece(Rail.THINK_MARK, source.text[source.pos : stop]))
-            source.pos = stop
-
-    def _drop(self, stop: int) -> None:
-        """Protocol residue up to `stop`."""
-        source = self._source
-        self._content.beside(Piece(Rail.NOISE, source.text[source.pos : stop]))
-        source.pos = stop
-
-    def _protocol(self, text: str, calls: tuple[ToolCall, ...] = ()) -> None:
-        self._envelope_length += len(text)
-        if text or calls:
-            self._out.append(Piece(Rail.PROTOCOL, text, calls if self._tools else ()))
+    def _protocol(self, envelope: _Envelope, text: str) -> None:
+        """A part of an envelope, and the calls that are complete with it."""
+        envelope.length += len(text)
+        calls = envelope.calls.take() if envelope.calls is not None else ()
+        self._rails.put(Rail.PROTOCOL, text, calls if self._tools else ())
 
     def _begin_block(self, opener: str) -> None:
         reasoning = self._reasoning

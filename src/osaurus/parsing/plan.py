@@ -15,14 +15,14 @@ _NEVER = regex.compile("(?!)")
 
 
 class Plan:
-    """The machine's tables. Bare calls count only when tools are offered; in reasoning only
-    explicit envelopes do, and without tools reasoning is left alone."""
+    """The machine's tables. Calls without a marker count only when tools are offered; in
+    reasoning only explicit envelopes do, and without tools reasoning is left alone."""
 
     def __init__(
         self, tool_format: ToolFormat | None, reasoning: ReasoningFormat | None, has_tools: bool
     ) -> None:
         openers = tool_format.openers if tool_format else ()
-        bare = tool_format.bare if tool_format and has_tools else ()
+        bare = tool_format.bare if tool_format else ()
         orphans = tool_format.orphans if tool_format else ()
         wrappers = tool_format.wrappers if tool_format else ()
         think_openers = reasoning.openers if reasoning else ()
@@ -49,7 +49,7 @@ class Plan:
             self.lead = regex.compile(rf"[ \t\r\n]{{0,64}}(?:{sentences})")
 
         self.bare_at: Mapping[str, BareOpener] = {
-            char: one for one in reversed(bare) for char in one.starts
+            char: one for one in reversed(bare) for char in one.starts if has_tools
         }
         self.bare_only_first = any(one.only_first for one in bare)
         starts = "".join(map(regex.escape, self.bare_at))

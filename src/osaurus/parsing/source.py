@@ -77,6 +77,7 @@ class Source:
 
     def begin(self) -> None:
         """Keep what is read from `pos` on."""
+        self._forget()
         self._mark = self.pos
 
     def consumed(self) -> str:

@@ -1,9 +1,9 @@
-"""Reading one value: JSON, Python literals, and the Gemma notation, as text arrives.
+"""Reading one value as text arrives: the loop common to all notations, and JSON.
 
-One loop with an explicit stack reads the brackets of all three, so nesting costs no recursion;
-a `Syntax` says what a scalar and a key look like. Strict: nothing is repaired, closed or
-guessed. `NaN`, infinities and halves of surrogate pairs are no values, since no JSON text
-could carry them on.
+Brackets are read with an explicit stack, so nesting costs no recursion; a `Syntax` says what a
+scalar and a key look like (`python_values` and `gemma_values` have two more). Strict: nothing is
+repaired, closed or guessed. `NaN`, infinities and halves of surrogate pairs are no values, since
+no JSON text could carry them on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any, Protocol, cast
 
 import regex
 
-from osaurus.parsing.markers import MarkerSet
 from osaurus.parsing.source import Cut, Malformed, Reader, Source, run
 
 #: Deeper values than this are malformed: what reads them later may recurse.
@@ -27,11 +26,11 @@ MAX_NUMBER = 4300
 
 _STRING_BODY = regex.compile(r'(?:[^"\\]++|\\.)*+', regex.DOTALL)
 _JSON_NUMBER = regex.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-_NUMBER_RUN = regex.compile(r"[-+.0-9A-Za-z_]*+")
+NUMBER_RUN = regex.compile(r"[-+.0-9A-Za-z_]*+")
 #: Models write real line breaks in strings.
 _ANY_CONTROL = JSONDecoder(strict=False)
-_SURROGATE = regex.compile("[\ud800-\udfff]")
-_JSON_WORDS: Mapping[str, object] = {"true": True, "false": False, "null": None}
+SURROGATE = regex.compile("[\ud800-\udfff]")
+JSON_WORDS: Mapping[str, object] = {"true": True, "false": False, "null": None}
 
 
 class Syntax(Protocol):
@@ -172,7 +171,7 @@ def read_string(source: Source, *, at_most: int | None = None) -> Reader[str]:
         text = _ANY_CONTROL.decode(f'"{raw}"')
     except JSONDecodeError as error:
         raise Malformed("an escape sequence is not JSON") from error
-    if _SURROGATE.search(text):
+    if SURROGATE.search(text):
         raise Malformed("half of a surrogate pair")
     return text
 
@@ -196,8 +195,8 @@ def read_run(source: Source, pattern: regex.Pattern[str], at_most: int) -> Reade
 
 def json_scalar(word: str) -> object:
     """The value of a JSON number, `true`, `false` or `null`. Raises `Malformed`."""
-    if word in _JSON_WORDS:
-        return _JSON_WORDS[word]
+    if word in JSON_WORDS:
+        return JSON_WORDS[word]
     found = _JSON_NUMBER.fullmatch(word)
     if found is None or len(word) > MAX_NUMBER:
         raise Malformed("neither a number nor true, false, null")
@@ -223,7 +222,7 @@ class _Json:
     def scalar(self, source: Source) -> Reader[object]:
         if source.text[source.pos] == '"':
             return (yield from read_string(source))
-        return json_scalar((yield from read_run(source, _NUMBER_RUN, MAX_NUMBER)))
+        return json_scalar((yield from read_run(source, NUMBER_RUN, MAX_NUMBER)))
 
     def key(self, source: Source) -> Reader[str | SetItem]:
         key = yield from read_string(source)
@@ -235,171 +234,14 @@ class _Json:
 
 JSON: Syntax = _Json()
 
-_PY_WORDS: Mapping[str, object] = {**_JSON_WORDS, "True": True, "False": False, "None": None}
-_PY_INTEGER = regex.compile(r"[+-]?(?:[0-9]+(?:_[0-9]+)*|0[xX][0-9a-fA-F]+|0[oO][0-7]+|0[bB][01]+)")
-_PY_FLOAT = regex.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-_PY_STRING_BODY = {
-    quote: regex.compile(rf"(?:[^{quote}\\]++|\\.)*+", regex.DOTALL) for quote in ("'", '"')
-}
-_PY_ESCAPE = regex.compile(
-    r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|x([0-9a-fA-F]{2})|([0-7]{1,3})|(\r?\n)|(.))",
-    regex.DOTALL,
-)
-_PY_ESCAPES = {
-    "\\": "\\", "'": "'", '"': '"', "a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r",
-    "t": "\t", "v": "\v",
-}  # fmt: skip
-
-
-class _Python:
-    brackets: Mapping[str, str] = {"{": "}", "[": "]", "(": ")"}
-    allows_trailing_comma = True
-    plain: regex.Pattern[str] | None = None
-
-    def scalar(self, source: Source) -> Reader[object]:
-        char = source.text[source.pos]
-        if char in "'\"":
-            return (yield from self._string(source, char))
-        return python_scalar((yield from read_run(source, _NUMBER_RUN, MAX_NUMBER)))
-
-    def key(self, source: Source) -> Reader[str | SetItem]:
-        value = yield from self.scalar(source)
-        if (source.glance() or (yield from source.token())) != ":":
-            return SetItem(value)
-        source.pos += 1
-        return _key_text(value)
-
-    def _string(self, source: Source, quote: str) -> Reader[str]:
-        """A string without prefix; three quotes open one that holds single ones."""
-        found = yield from source.take(quote * 3, quote * 2, quote)
-        if len(found) == 2:
-            return ""
-        body = _PY_STRING_BODY[quote]
-        parts: list[str] = []
-        while True:
-            run_ = body.match(source.text, source.pos, source.end)
-            stop = run_.end() if run_ else source.pos
-            parts.append(source.text[source.pos : stop])
-            source.pos = stop
-            if stop < source.end and source.text[stop] == quote:
-                if (yield from source.take(found)):
-                    return unescape_python("".join(parts))
-                parts.append(quote)
-                source.pos += 1
-                continue
-            yield from source.more()
-
-
-PYTHON: Syntax = _Python()
-
-
-def python_scalar(word: str) -> object:
-    """A number or keyword of Python or JSON. Anything else, a name say, is `Malformed`."""
-    if word in _PY_WORDS:
-        return _PY_WORDS[word]
-    if _PY_INTEGER.fullmatch(word) and len(word) < MAX_NUMBER:
-        digits = word.replace("_", "")
-        return int(digits, 10 if digits.lstrip("+-").isdigit() else 0)
-    if _PY_FLOAT.fullmatch(word):
-        return finite(word)
-    raise Malformed("not a literal")
-
-
-def _key_text(value: object) -> str:
-    """A dictionary key as JSON would spell it."""
-    if isinstance(value, str):
-        return value
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return str(value)
-
-
-def unescape_python(raw: str) -> str:
-    """The value of a string literal's body. Unknown escapes stay as they are, as in Python."""
-    if "\\" not in raw:
-        return raw
-
-    def replace(found: regex.Match[str]) -> str:
-        for group, base in ((1, 16), (2, 16), (3, 16), (4, 8)):
-            digits = found.group(group)
-            if digits:
-                code = int(digits, base)
-                if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
-                    raise Malformed("an escape names no character")
-                return chr(code)
-        if found.group(5):
-            return ""
-        return _PY_ESCAPES.get(found.group(6), found.group())
-
-    return _PY_ESCAPE.sub(replace, raw)
-
-
-class Delimited:
-    """Gemma's notation: keys bare, strings between `delimiter`s, other scalars bare.
-
-    A bare scalar is JSON, or else a string. `end` is the envelope's closer: it can stand in
-    a delimited string but not in a bare one.
-    """
-
-    brackets: Mapping[str, str] = {"{": "}", "[": "]"}
-    allows_trailing_comma = False
-    plain: regex.Pattern[str] | None = None
-
-    def __init__(self, delimiter: str, end: str) -> None:
-        self._delimiter = delimiter
-        self._string_end = MarkerSet([delimiter])
-        self._bare_end = MarkerSet([",", "}", "]", ")", end])
-        self._bare_stops = frozenset(",}])")
-        self._key_end = MarkerSet([":", ",", "{", "}", "[", "]", end])
-
-    def scalar(self, source: Source) -> Reader[object]:
-        quoted = yield from self._quoted(source)
-        if quoted is not None:
-            return quoted
-        word, stop = yield from source.until(self._bare_end)
-        if stop not in self._bare_stops:
-            raise Malformed("the envelope ends inside a value")
-        source.pos -= 1
-        word = word.strip()
-        if not word:
-            raise Malformed("a value is missing")
-        try:
-            return json_scalar(word)
-        except Malformed:
-            return word
-
-    def key(self, source: Source) -> Reader[str | SetItem]:
-        key = yield from self._quoted(source)
-        if key is not None:
-            if (source.glance() or (yield from source.token())) != ":":
-                raise Malformed("expected a colon")
-            source.pos += 1
-            return key
-        key, stop = yield from source.until(self._key_end, at_most=MAX_NAME)
-        if stop != ":" or not key.strip():
-            raise Malformed("expected a key and a colon")
-        return key.strip()
-
-    def _quoted(self, source: Source) -> Reader[str | None]:
-        if (yield from source.take(self._delimiter)):
-            text, _ = yield from source.until(self._string_end)
-            return text
-        if source.glance() == '"':
-            return (yield from read_string(source))
-        return None
-
 
 def parse_json(text: str, *, unique: bool = False) -> Any:
     """The one JSON value that `text` is, blanks around it allowed. Raises `Malformed`."""
-    return _parse(text, JSON, unique)
+    return parse(text, JSON, unique=unique)
 
 
-def parse_python(text: str) -> Any:
-    """The one literal that `text` is, tuples and sets as lists. Raises `Malformed`."""
-    return _parse(text, PYTHON, False)
-
-
-def _parse(text: str, syntax: Syntax, unique: bool) -> Any:
+def parse(text: str, syntax: Syntax, *, unique: bool = False) -> Any:
+    """The one value that `text` is, blanks around it allowed. Raises `Malformed`."""
     source = Source()
     # A final blank tells a number's end from a number that goes on.
     source.feed(text + "\n")

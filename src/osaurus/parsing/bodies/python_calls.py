@@ -7,8 +7,9 @@ from typing import Any
 import regex
 
 from osaurus.parsing.calls import Calls
+from osaurus.parsing.python_values import PYTHON
 from osaurus.parsing.source import MAX_GAP, Malformed, Reader, Source
-from osaurus.parsing.values import MAX_NAME, PYTHON, read_value
+from osaurus.parsing.values import MAX_NAME, read_value
 
 #: The start of a call: a name, dotted or not, and a parenthesis.
 CALL_START = rf"[A-Za-z_][A-Za-z0-9_.]{{0,{MAX_NAME}}}[ \t]{{0,8}}\("

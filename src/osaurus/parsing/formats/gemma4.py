@@ -11,8 +11,8 @@ import regex
 from osaurus.parsing.bodies.gemma_calls import CALL_START, read_calls
 from osaurus.parsing.calls import Calls
 from osaurus.parsing.formats.base import GAP, Opener, ToolFormat
+from osaurus.parsing.gemma_values import Delimited
 from osaurus.parsing.source import Reader, Source
-from osaurus.parsing.values import Delimited
 
 _CLOSER = "<tool_call|>"
 _SYNTAX = Delimited('<|"|>', _CLOSER)
