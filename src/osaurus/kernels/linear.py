@@ -1,8 +1,8 @@
 """Dense products whose rows do not depend on the number of rows.
 
-Facts measured with torch on CPU: bfloat16 `F.linear` gives a row the same bits at every M
-for K <= 4096; float32 does not (M = 1 takes another kernel). Where it does not, few rows run
-in padded groups of `ROW_GROUP`, so that each row always meets the same kernel.
+Measured with torch: on a CPU, bfloat16 `F.linear` gives a row the same bits at every M for
+K <= 4096, and beyond that at any one fixed M; float32 gives them only row by row (with many
+threads even the place in a fixed M matters). On CUDA a fixed M of 16 was exact throughout.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ROW_GROUP = 8
+#: Rows of the fixed-size product that few rows are padded to.
+CPU_ROW_GROUP, CUDA_ROW_GROUP = 8, 16
 #: Above this K, bfloat16 products of one row and of several differ in the last bit.
 MAX_ROW_EXACT_K = 4096
 
@@ -25,11 +26,16 @@ def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     x: [M, K]; weight: [N, K] of the same dtype; returns [M, N].
     """
     m, k = x.shape
-    if x.dtype == torch.bfloat16 and k <= MAX_ROW_EXACT_K and x.device.type == "cpu":
+    on_cpu = x.device.type == "cpu"
+    if on_cpu and x.dtype == torch.bfloat16 and k <= MAX_ROW_EXACT_K:
         return F.linear(x, weight, bias)
-    padding = -m % ROW_GROUP
+    if on_cpu and x.dtype == torch.float32:
+        # A copy of the row: a kernel may treat rows by how their address is aligned.
+        return torch.cat([F.linear(row.clone(), weight, bias) for row in x.split(1)])
+    group = CPU_ROW_GROUP if on_cpu else CUDA_ROW_GROUP
+    padding = -m % group
     padded = F.pad(x, (0, 0, 0, padding)) if padding else x
-    groups = [F.linear(part, weight, bias) for part in padded.split(ROW_GROUP)]
+    groups = [F.linear(part, weight, bias) for part in padded.split(group)]
     return (groups[0] if len(groups) == 1 else torch.cat(groups))[:m]
 
 

@@ -159,16 +159,18 @@ def prefill_attention(q: Tensor, storage: Tensor, plan: PrefillPlan, k_dim: int)
     kv = storage.new_zeros(kv_heads, plan.padded_keys, width)
     tokens = min(count * block, plan.padded_keys)
     kv[:, :tokens].copy_(gathered.reshape(kv_heads, count * block, width)[:, :tokens])
-    queries = F.pad(q.transpose(0, 1), (0, 0, 0, plan.mask.shape[0] - rows))
+    # One head size for both: with two, torch takes another path whose sums depend on shape.
+    v_dim, dim = width - k_dim, max(k_dim, width - k_dim)
+    padding = plan.mask.shape[0] - rows
     out = F.scaled_dot_product_attention(
-        queries.unsqueeze(0),
-        kv[None, ..., :k_dim],
-        kv[None, ..., k_dim:],
+        F.pad(q.transpose(0, 1), (0, dim - k_dim, 0, padding)).unsqueeze(0),
+        F.pad(kv[None, ..., :k_dim], (0, dim - k_dim)),
+        F.pad(kv[None, ..., k_dim:], (0, dim - v_dim)),
         attn_mask=plan.mask,
         scale=1.0,
         enable_gqa=heads != kv_heads,
     )
-    return out[0, :, :rows].transpose(0, 1)
+    return out[0, :, :rows, :v_dim].transpose(0, 1)
 
 
 def attention_reference(
