@@ -6,7 +6,9 @@
     │   ├── ContextLengthExceeded
     │   ├── ModelNotFound
     │   ├── AmbiguousModel
-    │   └── TemplateError        the bundle's chat template refused the messages
+    │   ├── TemplateError        the bundle's chat template refused the messages
+    │   │   └── ToolsUnsupported     it has no place for tools, and nothing can stand in
+    │   └── ToolChoiceUnsatisfied    a call was required and the model made none
     ├── LimitError           correct, but more than this process may take         (HTTP 413/429/503)
     │   ├── PayloadTooLarge
     │   ├── ServerOverloaded
@@ -80,6 +82,14 @@ class AmbiguousModel(ModelNotFound):
 
 class TemplateError(UserError):
     code = "template_error"
+
+
+class ToolsUnsupported(TemplateError):
+    code = "tools_unsupported_by_template"
+
+
+class ToolChoiceUnsatisfied(UserError):
+    code = "tool_choice_unsatisfied"
 
 
 class LimitError(OsaurusError):

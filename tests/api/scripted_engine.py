@@ -18,6 +18,7 @@ from typing import Any
 from osaurus.bundle.template import ChatTemplate
 from osaurus.engine.client import Mailbox, Stream
 from osaurus.errors import ModelNotFound
+from osaurus.runtime.conventions import Conventions
 from osaurus.runtime.model import Listing, LoadedModel
 from osaurus.types.engine import CapacitySnapshot, EventStream, GenerationRequest
 from osaurus.types.events import Event, Info, PrefillProgress, StopReason, TokenLogprob
@@ -286,6 +287,9 @@ class _Choice:
             generated_tokens=self._num_generated,
             stop_reason=reason,
             stop_string=self._output.stop_string,
+            reasoning_tokens=self._output.reasoning_tokens,
+            unclosed_reasoning=self._output.unclosed_reasoning,
+            tool_call_protocol_failure=self._output.tool_call_protocol_failure,
             generate_time_s=0.5,
             prompt_time_s=0.1,
             error=error,
@@ -324,6 +328,7 @@ class ScriptedSource:
     failures: dict[str, BaseException] = field(default_factory=dict)
     gates: dict[str, threading.Event] = field(default_factory=dict)
     path: Path = Path("/nonexistent/model")
+    conventions: Conventions = field(default_factory=Conventions)
     loads: list[str] = field(default_factory=list)
     make_engine: Callable[[str], ScriptedEngine] | None = None
 
@@ -353,4 +358,5 @@ class ScriptedSource:
             tokenizer=self.tokenizer,
             template=template,
             sampling_defaults=self.sampling_defaults,
+            conventions=self.conventions,
         )

@@ -31,10 +31,11 @@ class RenderLimits:
     """What one render may take.
 
     `max_output_chars` also bounds every text made on the way, `max_items` every list. Over the
-    whole render `CHURN` times as much may be made and dropped again.
+    whole render `CHURN` times as much may be made and dropped again. The time leaves half a second
+    of the two that a request may lose to a template for finding out what it takes.
     """
 
-    timeout_s: float = 2.0
+    timeout_s: float = 1.5
     max_output_chars: int = 32 * 1024 * 1024
     max_items: int = 1_000_000
     max_steps: int = 5_000_000

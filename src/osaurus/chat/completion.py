@@ -6,8 +6,9 @@ plain one is made from the same events.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from osaurus.chat.stream import ChatStream, ChoiceEvent
 from osaurus.types.chat import FinishReason, Usage
@@ -23,6 +24,7 @@ class Choice:
     tool_calls: tuple[ToolInvocation, ...]
     logprobs: tuple[TokenLogprob, ...]
     info: Info
+    remarks: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def finish_reason(self) -> FinishReason:
@@ -46,6 +48,7 @@ class _Fold:
     tool_calls: list[ToolInvocation] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     info: Info | None = None
+    remarks: Mapping[str, Any] = field(default_factory=dict)
 
     def add(self, event: ChoiceEvent) -> None:
         match event.event:
@@ -57,7 +60,7 @@ class _Fold:
             case ToolInvocation() as call:
                 self.tool_calls.append(call)
             case Info() as info:
-                self.info = info
+                self.info, self.remarks = info, event.remarks
             case _:
                 pass  # progress says nothing about the answer
 
@@ -70,6 +73,7 @@ class _Fold:
             tool_calls=tuple(self.tool_calls),
             logprobs=tuple(self.logprobs),
             info=self.info,
+            remarks=self.remarks,
         )
 
 
@@ -84,8 +88,8 @@ async def fold(stream: ChatStream) -> Completion:
 
 
 def finish_reason(info: Info, *, has_calls: bool) -> FinishReason:
-    """A call comes first, then the engine's own reason: a length stop is never a `stop`."""
-    return "tool_calls" if has_calls else info.stop_reason
+    """`length` exactly when the budget ended the answer, also behind a whole call; then calls."""
+    return "tool_calls" if has_calls and info.stop_reason == "stop" else info.stop_reason
 
 
 def usage_of(infos: Sequence[Info]) -> Usage:

@@ -1,20 +1,20 @@
-"""A conversation as chat templates expect it: plain dictionaries, one per message.
+"""A conversation as one chat template wants it: plain dictionaries, one per message.
 
-Here alone it is decided what a template sees of a past tool call, of thinking that a client
-left inside an answer, and of pictures. Fallbacks for templates that refuse a role or a form
-belong here too, as further `views`.
+In: messages and the template's `Traits`. Out: what to render, and a note for every fallback that
+changed what the template sees. Here alone it is decided what a template sees of past calls and
+results, of thinking that a client left inside an answer, and of pictures.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
+from osaurus.chat.traits import SHORT_ID_LENGTH, Traits, as_parts, call_view
 from osaurus.errors import InvalidField
-from osaurus.types.chat import MediaPart, Message, Tool, ToolCallRef
-
-ArgumentForm = Literal["parsed", "text", "wrapped"]
+from osaurus.types.chat import MediaPart, Message, ToolCallRef
 
 #: Put where a tool sent a picture that this model cannot look at.
 _MEDIA_NOTE = "[{kind} left out: this model reads text only]"
@@ -27,53 +27,174 @@ THINKING_MARKERS = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 
+View = dict[str, Any]
 
-def views(
-    messages: Sequence[Message], *, markers: Sequence[tuple[str, str]] = ()
-) -> Iterator[list[dict[str, Any]]]:
-    """The conversation in the forms a template may want, the usual one first.
 
-    Templates differ in what they take for a call's arguments: an object, its JSON text, or an
-    object even where the client's text is none. `markers` are the thinking markers that are
-    tokens of this model. Raises `InvalidField` for media in anything but a tool's output.
+class History:
+    """Prepares one conversation. `views` is what to render, `notes` say what was done to it.
+
+    Raises `InvalidField` for media in anything but a tool's output. `extra_system` is text of
+    the server's own for the system message; `markers` are the thinking markers that are tokens
+    of this model.
     """
-    forms: tuple[ArgumentForm, ...] = ("parsed",)
-    if any(message.tool_calls for message in messages):
-        forms = ("parsed", "text", "wrapped")
-    for form in forms:
-        yield [_view(index, message, form, markers) for index, message in enumerate(messages)]
 
+    def __init__(
+        self,
+        messages: Sequence[Message],
+        traits: Traits,
+        *,
+        markers: Sequence[tuple[str, str]] = (),
+        extra_system: str = "",
+    ) -> None:
+        self.notes: list[str] = []
+        self._traits = traits
+        self._markers = markers
+        views = [view for i, message in enumerate(messages) for view in self._view(i, message)]
+        views = self._with_results(views, messages)
+        views = self._with_system(views, extra_system)
+        if traits.must_alternate:
+            views = self._alternating(views)
+        if traits.content == "parts":
+            views = [{**view, "content": as_parts(view["content"])} for view in views]
+        self.views = views
 
-def tool_views(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": tool.name,
-                "description": tool.description,
-                "parameters": dict(tool.parameters),
-            },
+    # One message.
+
+    def _view(self, index: int, message: Message) -> list[View]:
+        content, reasoning = _content(index, message), message.reasoning_content
+        if message.role == "assistant" and reasoning is None:
+            reasoning, content = _separated(content, self._markers)
+        view: View = {"role": message.role, "content": content}
+        if reasoning is not None:
+            view[self._traits.reasoning_key] = reasoning
+        if message.tool_call_id is not None:
+            view["tool_call_id"] = self._id(message.tool_call_id)
+        if message.name is not None:
+            view["name"] = message.name
+        if not message.tool_calls:
+            return [view]
+        return self._calling(view, message.tool_calls)
+
+    def _calling(self, view: View, calls: Sequence[ToolCallRef]) -> list[View]:
+        if not self._traits.has_calls:
+            self._note("the template drops past calls: they are in the answer's text")
+            texts = [view["content"], *map(call_text, calls)]
+            return [{**view, "content": "\n".join(filter(None, texts))}]
+        shown = [self._call(i, call) for i, call in enumerate(calls)]
+        if len(shown) == 1 or self._traits.takes_several_calls:
+            return [{**view, "tool_calls": shown}]
+        self._note("the template takes one call at a time: parallel calls are one after another")
+        first = {**view, "tool_calls": shown[:1]}
+        return [
+            first,
+            *({"role": "assistant", "content": "", "tool_calls": [one]} for one in shown[1:]),
+        ]
+
+    def _call(self, index: int, call: ToolCallRef) -> View:
+        call_id = self._id(call.call_id or f"call_{index}_{call.name}")
+        function = {"name": call.name, "arguments": self._arguments(call.arguments)}
+        return call_view(call_id, function, is_flat=self._traits.is_flat)
+
+    def _arguments(self, text: str) -> Any:
+        """An object where the text is one and the template wants it, else the raw text."""
+        if self._traits.arguments == "text":
+            return text or "{}"
+        try:
+            value = json.loads(text or "{}")
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            return value
+        return text if self._traits.takes_raw_arguments else {"arguments": text}
+
+    def _id(self, call_id: str) -> str:
+        """The same short id for a call and its result, in every turn."""
+        is_fit = len(call_id) == SHORT_ID_LENGTH and call_id.isalnum() and call_id.isascii()
+        if not self._traits.needs_short_ids or is_fit:
+            return call_id
+        return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:SHORT_ID_LENGTH]
+
+    # The conversation.
+
+    def _with_results(self, views: list[View], messages: Sequence[Message]) -> list[View]:
+        """Results behind the calls that they answer, named, in the template's own place."""
+        names = {
+            self._id(call.call_id or f"call_{i}_{call.name}"): call.name
+            for message in messages
+            for i, call in enumerate(message.tool_calls)
         }
-        for tool in tools
-    ]
+        for view in views:
+            if view["role"] == "tool" and "name" not in view:
+                name = names.get(view.get("tool_call_id", ""))
+                if name is not None:
+                    view["name"] = name
+        if not self._traits.takes_several_calls:
+            views = _behind_their_calls(views)
+        if self._traits.results == "messages":
+            return views
+        if not any(view["role"] == "tool" for view in views):
+            return views
+        if self._traits.results == "folded":
+            return _folded(views)
+        self._note("the template drops tool results: they are in a user message")
+        merged: list[View] = []
+        for view in views:
+            if view["role"] != "tool":
+                merged.append(view)
+                continue
+            text = f"<tool_response>\n{view['content']}\n</tool_response>"
+            if merged and merged[-1].get("is_result"):
+                merged[-1]["content"] += "\n" + text
+            else:
+                merged.append({"role": "user", "content": text, "is_result": True})
+        return [
+            {key: value for key, value in view.items() if key != "is_result"} for view in merged
+        ]
+
+    def _with_system(self, views: list[View], extra: str) -> list[View]:
+        is_system = [view["role"] == "system" for view in views]
+        merges = self._traits.only_first_system or not self._traits.has_system
+        if merges and any(is_system):
+            texts = [view["content"] for view in views if view["role"] == "system"]
+            others = [view for view in views if view["role"] != "system"]
+            if any(is_system[1:]):
+                self._note("the template takes one system message, first: they were merged")
+            views = [{"role": "system", "content": "\n\n".join(filter(None, texts))}, *others]
+        if extra:
+            views = _with_text_in_system(views, extra)
+        if self._traits.needs_system and views[:1] and views[0]["role"] != "system":
+            views = [{"role": "system", "content": ""}, *views]
+        if not self._traits.has_system and views and views[0]["role"] == "system":
+            self._note("the template refuses a system message: it begins the first user message")
+            views = _system_in_user(views)
+        return views
+
+    def _alternating(self, views: list[View]) -> list[View]:
+        merged: list[View] = []
+        for view in views:
+            last = merged[-1] if merged else None
+            is_plain = "tool_calls" not in view and view["role"] in ("user", "assistant")
+            if last and is_plain and last["role"] == view["role"] and "tool_calls" not in last:
+                self._note("the template wants turns to alternate: neighbours were merged")
+                texts = filter(None, (last["content"], view["content"]))
+                merged[-1] = {**last, "content": "\n\n".join(texts)}
+            else:
+                merged.append(view)
+        return merged
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
 
 
-def _view(
-    index: int, message: Message, form: ArgumentForm, markers: Sequence[tuple[str, str]]
-) -> dict[str, Any]:
-    content, reasoning = _content(index, message), message.reasoning_content
-    if message.role == "assistant" and reasoning is None:
-        reasoning, content = _separated(content, markers)
-    view: dict[str, Any] = {"role": message.role, "content": content}
-    if reasoning is not None:
-        view["reasoning_content"] = reasoning
-    if message.tool_calls:
-        view["tool_calls"] = [_call_view(call, form) for call in message.tool_calls]
-    if message.tool_call_id is not None:
-        view["tool_call_id"] = message.tool_call_id
-    if message.name is not None:
-        view["name"] = message.name
-    return view
+def call_text(call: ToolCallRef) -> str:
+    """A call as models that were given no notation of their own are asked to write it."""
+    try:
+        arguments = json.dumps(json.loads(call.arguments or "{}"), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        arguments = json.dumps(call.arguments, ensure_ascii=False)
+    name = json.dumps(call.name, ensure_ascii=False)
+    return f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
 
 
 def _content(index: int, message: Message) -> str:
@@ -110,22 +231,60 @@ def _separated(content: str, markers: Sequence[tuple[str, str]]) -> tuple[str | 
     return None, content
 
 
-def _call_view(call: ToolCallRef, form: ArgumentForm) -> dict[str, Any]:
-    return {
-        "id": call.call_id,
-        "type": "function",
-        "function": {"name": call.name, "arguments": _arguments(call.arguments, form)},
-    }
+def _behind_their_calls(views: Sequence[View]) -> list[View]:
+    """Each result right behind its call, for templates that know no parallel calls."""
+    ordered: list[View] = []
+    waiting: list[View] = []
+
+    def settle() -> None:
+        results = {view.get("tool_call_id"): view for view in waiting if view["role"] == "tool"}
+        calls = [view for view in waiting if view["role"] != "tool"]
+        for view in calls:
+            ordered.append(view)
+            result = results.pop(view["tool_calls"][0]["id"], None)
+            if result is not None:
+                ordered.append(result)
+        ordered.extend(results.values())
+        waiting.clear()
+
+    for view in views:
+        if view["role"] == "tool" or view.get("tool_calls"):
+            if view.get("tool_calls") and waiting and waiting[-1]["role"] == "tool":
+                settle()
+            waiting.append(view)
+        else:
+            settle()
+            ordered.append(view)
+    settle()
+    return ordered
 
 
-def _arguments(text: str, form: ArgumentForm) -> Any:
-    """An object where the text is one and the template may want it, else the raw text."""
-    if form == "text":
-        return text or "{}"
-    try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        value = None
-    if isinstance(value, dict):
-        return value
-    return {"arguments": text} if form == "wrapped" else text
+def _folded(views: Sequence[View]) -> list[View]:
+    """Results inside the calling message, whose turn the template then leaves open."""
+    folded: list[View] = []
+    for view in views:
+        if view["role"] == "tool" and folded and folded[-1]["role"] == "assistant":
+            responses = folded[-1].setdefault("tool_responses", [])
+            responses.append({"name": view.get("name", ""), "response": view["content"]})
+        else:
+            folded.append(dict(view))
+    return folded
+
+
+def _with_text_in_system(views: Sequence[View], text: str) -> list[View]:
+    if views and views[0]["role"] == "system":
+        first = {**views[0], "content": "\n\n".join(filter(None, (views[0]["content"], text)))}
+        return [first, *views[1:]]
+    return [{"role": "system", "content": text}, *views]
+
+
+def _system_in_user(views: Sequence[View]) -> list[View]:
+    system, *others = views
+    text = system["content"]
+    if not text:
+        return others
+    for i, view in enumerate(others):
+        if view["role"] == "user":
+            joined = "\n\n".join(filter(None, (text, view["content"])))
+            return [*others[:i], {**view, "content": joined}, *others[i + 1 :]]
+    return [{"role": "user", "content": text}, *others]

@@ -10,11 +10,16 @@ import asyncio
 import secrets
 from concurrent.futures import ThreadPoolExecutor
 
+from osaurus.chat.arguments import ArgumentChecker
 from osaurus.chat.completion import Completion, fold
-from osaurus.chat.prompt import prepare_prompt
+from osaurus.chat.prompt import PreparedPrompt, prepare_prompt
+from osaurus.chat.rules import ChoiceRules
 from osaurus.chat.sampling import effective_sampling, fit_to_context
 from osaurus.chat.stream import ChatStream
+from osaurus.parsing.build import build_machine
 from osaurus.parsing.output import OutputPipeline
+from osaurus.parsing.pieces import OutputMachine
+from osaurus.runtime.model import LoadedModel
 from osaurus.runtime.pool import ModelRuntime
 from osaurus.types.chat import ChatRequest
 from osaurus.types.engine import GenerationRequest
@@ -41,15 +46,18 @@ class ChatEngine:
             model = held.model
             params = effective_sampling(request.sampling, model.sampling_defaults)
             loop = asyncio.get_running_loop()
-            prompt = await loop.run_in_executor(self._threads, prepare_prompt, model, request)
+            prompt, checker = await loop.run_in_executor(self._threads, _prepare, model, request)
             num_tokens = len(prompt.token_ids)
             params = fit_to_context(params, num_tokens, model.context_tokens)
+            stops = tuple(dict.fromkeys((*params.stop, *model.stop_texts)))
             streams = model.engine.generate(
                 GenerationRequest(
                     request_id=request.request_id or f"chat-{secrets.token_hex(12)}",
                     token_ids=prompt.token_ids,
                     params=params,
-                    make_output=lambda: OutputPipeline(model.tokenizer, stop=params.stop),
+                    make_output=lambda: OutputPipeline(
+                        model.tokenizer, stop=stops, machine=_machine(model, prompt, request)
+                    ),
                     stop_token_ids=model.eos_token_ids,
                     n=request.n,
                 )
@@ -57,6 +65,7 @@ class ChatEngine:
             return ChatStream(
                 held=held,
                 streams=streams,
+                rules=[ChoiceRules(request, checker, prompt.notes) for _ in streams],
                 prompt_tokens=num_tokens,
                 suppress_progress=suppress_progress,
             )
@@ -72,3 +81,19 @@ class ChatEngine:
     def close(self) -> None:
         """Let the prompt threads go. Streams must have been closed before."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _prepare(model: LoadedModel, request: ChatRequest) -> tuple[PreparedPrompt, ArgumentChecker]:
+    return prepare_prompt(model, request), ArgumentChecker(request.tools)
+
+
+def _machine(
+    model: LoadedModel, prompt: PreparedPrompt, request: ChatRequest
+) -> OutputMachine | None:
+    """A choice's own machine. Without tools it only strips what looks like a call."""
+    return build_machine(
+        prompt.tool_format,
+        model.conventions.formats.reasoning,
+        tools=request.tools,
+        start=prompt.start,
+    )

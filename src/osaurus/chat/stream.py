@@ -8,11 +8,13 @@ the stream cancels the request at once and gives the lease back when the engine 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Any
 
+from osaurus.chat.rules import ChoiceRules
 from osaurus.errors import (
     EngineShutdown,
     InsufficientResources,
@@ -31,10 +33,11 @@ MAX_QUEUED_EVENTS = 256
 
 @dataclass(frozen=True, slots=True)
 class ChoiceEvent:
-    """`index` is the choice's number, from 0."""
+    """`index` is the choice's number, from 0. `remarks` come with its `Info`."""
 
     index: int
     event: RuntimeEvent
+    remarks: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class ChatStream:
         *,
         held: HeldModel,
         streams: Sequence[EventStream],
+        rules: Sequence[ChoiceRules],
         prompt_tokens: int,
         suppress_progress: bool = False,
     ) -> None:
@@ -71,6 +75,7 @@ class ChatStream:
                     GenerationEventMapper(
                         stream, prompt_tokens=prompt_tokens, suppress_progress=suppress_progress
                     ),
+                    rules[index],
                 )
             )
             for index, stream in enumerate(streams)
@@ -114,11 +119,13 @@ class ChatStream:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
 
-    async def _produce(self, index: int, mapper: GenerationEventMapper) -> None:
+    async def _produce(self, index: int, mapper: GenerationEventMapper, rules: ChoiceRules) -> None:
         try:
             async with aclosing(mapper.events()) as events:
                 async for event in events:
-                    await self._queue.put(ChoiceEvent(index, event))
+                    for kept in rules.take(event):
+                        remarks = rules.remarks(kept) if isinstance(kept, Info) else {}
+                        await self._queue.put(ChoiceEvent(index, kept, remarks))
         except Exception as error:  # noqa: BLE001 - raised again where the stream is read
             await self._queue.put(_Failure(error))
 

@@ -7,11 +7,13 @@ lists models without it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from osaurus.runtime.conventions import read_conventions
 from osaurus.runtime.defaults import sampling_defaults
 from osaurus.runtime.gate import DeviceGate
 from osaurus.runtime.model import Listing, LoadedModel
@@ -19,6 +21,8 @@ from osaurus.types.engine import EngineConfig
 
 if TYPE_CHECKING:
     from osaurus.models.loading import ComputeMode
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +68,9 @@ class BundleSource:
         device = _resolve_device(self._options.device)
         bundle = open_bundle(listing.path, listing.model_id)
         tokenizer = bundle.load_tokenizer()
+        conventions = read_conventions(bundle)
+        for note in conventions.formats.notes:
+            logger.warning("%s: %s", listing.model_id, note)
         gate = self._gates.setdefault(device, DeviceGate())
         with gate.hold(f"load:{listing.model_id}"):
             model = load_model(bundle, compute_mode=self._options.compute_mode, device=device)
@@ -82,6 +89,8 @@ class BundleSource:
             eos_token_ids=frozenset(bundle.eos_token_ids),
             sampling_defaults=sampling_defaults(bundle.generation_config, listing.model_id),
             size_bytes=bundle.size_bytes,
+            conventions=conventions,
+            stop_texts=bundle.stop_strings,
         )
 
 

@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from osaurus.runtime.conventions import Conventions
 from osaurus.types.engine import Engine
 
 
@@ -60,13 +61,21 @@ class Template(Protocol):
         **kwargs: Any,
     ) -> str: ...
 
+    def check(self) -> None:
+        """Compile now; raises `TemplateError` when it cannot be rendered at all."""
+        ...
+
+    def within(self, timeout_s: float) -> Template:
+        """The same template with less time for a render."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
     """One resident model: its engine and what was read from the bundle when it was loaded.
 
     `sampling_defaults` holds the bundle's own values by field name of `SamplingParams`,
-    already checked.
+    already checked. `stop_texts` end an answer as a request's own stop strings do.
     """
 
     model_id: str
@@ -76,6 +85,8 @@ class LoadedModel:
     eos_token_ids: frozenset[int] = frozenset()
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     size_bytes: int = 0
+    conventions: Conventions = field(default_factory=Conventions)
+    stop_texts: tuple[str, ...] = ()
     #: Texts of the added tokens that only the template may write: all special ones, and those
     #: that it uses as markup, such as `<think>`. The others stay what they are for the model,
     #: text with a token of its own: some vocabularies hold line breaks and HTML tags that way.

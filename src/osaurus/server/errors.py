@@ -32,6 +32,8 @@ from osaurus.errors import (
     RequestFailed,
     ServerOverloaded,
     TemplateError,
+    ToolChoiceUnsatisfied,
+    ToolsUnsupported,
     UnsupportedBundle,
     UserError,
 )
@@ -63,6 +65,8 @@ _KINDS: Mapping[str, Kind] = {
     InvalidField.code: _BAD_REQUEST,
     ContextLengthExceeded.code: _BAD_REQUEST,
     TemplateError.code: _BAD_REQUEST,
+    ToolsUnsupported.code: _BAD_REQUEST,
+    ToolChoiceUnsatisfied.code: _BAD_REQUEST,
     InvalidMaxBatchSize.code: _BAD_REQUEST,
     IncompleteBundle.code: _BAD_REQUEST,
     UnsupportedBundle.code: _BAD_REQUEST,
@@ -118,6 +122,10 @@ def _param_of(error: OsaurusError) -> str | None:
             return error.field
         case ModelNotFound() | BundleError():
             return "model"
+        case ToolsUnsupported():
+            return "tools"
+        case ToolChoiceUnsatisfied():
+            return "tool_choice"
         case ContextLengthExceeded() | TemplateError():
             return "messages"
         case _:

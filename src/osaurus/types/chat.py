@@ -69,6 +69,10 @@ class ChatRequest:
     `template_kwargs` are the caller's explicit template switches (`enable_thinking`, …);
     nothing adds to them silently. `sampling` holds only what the caller set, by field name
     of `SamplingParams`; model and engine defaults fill the rest in `chat/`.
+
+    `needs_call`: an answer without a call to an offered tool is an error; `forced_tool` names
+    the only one that counts. With `continue_final_message` the answer goes on where the last
+    message, an assistant's, ends.
     """
 
     model: str
@@ -77,6 +81,11 @@ class ChatRequest:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     n: int = 1
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    needs_call: bool = False
+    forced_tool: str | None = None
+    parallel_tool_calls: bool = True
+    continue_final_message: bool = False
+    add_generation_prompt: bool = True
     source: Literal["http_api", "cli", "chat_ui", "plugin", "proof"] = "http_api"
     request_id: str = ""
 

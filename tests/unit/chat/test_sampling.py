@@ -3,7 +3,6 @@
 import pytest
 
 from osaurus.chat.sampling import effective_sampling, fit_to_context
-from osaurus.chat.thinking import thinking_switches
 from osaurus.errors import ContextLengthExceeded, InvalidField
 from osaurus.types.sampling import SamplingParams
 
@@ -41,19 +40,3 @@ def test_a_prompt_without_room_for_an_answer_is_refused_with_both_numbers(
 ) -> None:
     with pytest.raises(ContextLengthExceeded, match=f"{prompt} tokens > {limit} maximum"):
         fit_to_context(SamplingParams(), prompt, 100)
-
-
-@pytest.mark.parametrize(
-    ("enable", "effort", "switches"),
-    [
-        (None, None, {}),
-        (True, None, {"enable_thinking": True}),
-        (None, "none", {"enable_thinking": False}),
-        (None, "high", {"enable_thinking": True, "reasoning_effort": "high"}),
-        (False, "high", {"enable_thinking": False, "reasoning_effort": "high"}),
-    ],
-)
-def test_only_explicit_choices_become_template_switches(
-    enable: bool | None, effort: str | None, switches: dict[str, object]
-) -> None:
-    assert thinking_switches(enable, effort) == switches

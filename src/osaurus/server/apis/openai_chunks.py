@@ -10,6 +10,7 @@ import math
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from msgspec import UNSET, UnsetType
 
@@ -93,7 +94,7 @@ class ChunkWriter:
                     index,
                     Delta(),
                     finish_reason=finish_reason(info, has_calls=self._num_calls[index] > 0),
-                    osaurus=remarks(info),
+                    osaurus=item.remarks or UNSET,
                 )
             case _:
                 pass
@@ -137,7 +138,7 @@ class ChunkWriter:
         *,
         finish_reason: str | None = None,
         logprobs: ChoiceLogprobs | None = None,
-        osaurus: Mapping[str, bool] | UnsetType = UNSET,
+        osaurus: Mapping[str, Any] | UnsetType = UNSET,
     ) -> ChatCompletionChunk:
         return self._with_choices(
             [
@@ -186,16 +187,6 @@ def wire_logprobs(logprobs: Sequence[TokenLogprob]) -> ChoiceLogprobs | None:
     return ChoiceLogprobs(content=entries)
 
 
-def remarks(info: Info) -> Mapping[str, bool] | UnsetType:
-    """What this server says about a choice beyond OpenAI's fields; absent when nothing."""
-    flags: dict[str, bool] = {}
-    if info.unclosed_reasoning:
-        flags["unclosed_reasoning"] = True
-    if info.tool_call_protocol_failure:
-        flags["tool_call_error"] = True
-    return flags or UNSET
-
-
 def _answer_choice(index: int, choice: Choice) -> AnswerChoice:
     calls = [
         ToolCallPiece(
@@ -214,7 +205,7 @@ def _answer_choice(index: int, choice: Choice) -> AnswerChoice:
         ),
         finish_reason=choice.finish_reason,
         logprobs=wire_logprobs(choice.logprobs),
-        osaurus=remarks(choice.info),
+        osaurus=choice.remarks or UNSET,
     )
 
 

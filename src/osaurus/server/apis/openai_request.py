@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from osaurus.chat.thinking import thinking_switches
+from osaurus.chat.profiles import EFFORT, SWITCH
 from osaurus.errors import InvalidField
 from osaurus.runtime.canonical import canonical_json
 from osaurus.server.apis.openai_wire import (
@@ -61,17 +61,21 @@ def to_chat_request(body: ChatCompletionBody, request_id: str) -> ChatRequest:
     if not body.messages:
         raise InvalidField("messages", "must hold at least one message")
     tools = _tools(body.tools or ())
-    switches = {
-        **(body.chat_template_kwargs or {}),
-        **thinking_switches(body.enable_thinking, body.reasoning_effort),
-    }
+    needs_call, forced_tool = _tool_choice(body.tool_choice, tools)
+    if body.continue_final_message and body.add_generation_prompt:
+        raise InvalidField("continue_final_message", "excludes add_generation_prompt")
     return ChatRequest(
         model=body.model,
         messages=tuple(_message(i, message) for i, message in enumerate(body.messages)),
         tools=() if body.tool_choice == "none" else tools,
         sampling=_sampling(body),
         n=_num_choices(body.n),
-        template_kwargs=switches,
+        template_kwargs=_switches(body),
+        needs_call=needs_call,
+        forced_tool=forced_tool,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        continue_final_message=bool(body.continue_final_message),
+        add_generation_prompt=body.add_generation_prompt is not False,
         request_id=request_id,
     )
 
@@ -85,13 +89,37 @@ def _refuse_unsupported(body: ChatCompletionBody) -> None:
     if body.response_format is not None and body.response_format.get("type") != "text":
         kind = str(body.response_format.get("type"))[:40]
         raise InvalidField("response_format", f"type {kind!r} is not supported yet; use 'text'")
-    if isinstance(body.tool_choice, str) and body.tool_choice not in ("auto", "none", "required"):
+
+
+def _tool_choice(choice: Any, tools: Sequence[Tool]) -> tuple[bool, str | None]:
+    """Whether a call must be made, and to which tool alone."""
+    if choice in (None, "auto", "none"):
+        return False, None
+    if choice == "required":
+        if not tools:
+            raise InvalidField("tool_choice", "'required' needs tools, and none are given")
+        return True, None
+    if isinstance(choice, str):
         raise InvalidField(
-            "tool_choice",
-            f"must be auto, none, required or a function, got {body.tool_choice[:40]!r}",
+            "tool_choice", f"must be auto, none, required or a function, got {choice[:40]!r}"
         )
-    if body.tool_choice not in (None, "auto", "none"):
-        raise InvalidField("tool_choice", "forcing a call is not supported yet; use 'auto'")
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if choice.get("type") != "function" or not isinstance(name, str):
+        raise InvalidField("tool_choice", "must name its function, as {type, function: {name}}")
+    if name not in {tool.name for tool in tools}:
+        raise InvalidField("tool_choice", f"names {name[:64]!r}, which is not among the tools")
+    return True, name
+
+
+def _switches(body: ChatCompletionBody) -> dict[str, Any]:
+    """The request's own template switches; a field of its own outranks the general one."""
+    switches = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        switches[EFFORT] = body.reasoning_effort
+    if body.enable_thinking is not None:
+        switches[SWITCH] = body.enable_thinking
+    return switches
 
 
 def _num_choices(n: int | None) -> int:

@@ -74,6 +74,9 @@ class ChatCompletionBody(Struct, kw_only=True):
     logprobs: bool | None = None
     tools: list[WireTool] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     response_format: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     enable_thinking: bool | None = None
@@ -148,7 +151,7 @@ class AnswerChoice(Struct, kw_only=True):
     message: AnswerMessage
     finish_reason: str
     logprobs: ChoiceLogprobs | None = None
-    osaurus: Mapping[str, bool] | UnsetType = UNSET
+    osaurus: Mapping[str, Any] | UnsetType = UNSET
 
 
 class ChunkChoice(Struct, kw_only=True):
@@ -156,7 +159,7 @@ class ChunkChoice(Struct, kw_only=True):
     delta: Delta
     finish_reason: str | None = None
     logprobs: ChoiceLogprobs | None = None
-    osaurus: Mapping[str, bool] | UnsetType = UNSET
+    osaurus: Mapping[str, Any] | UnsetType = UNSET
 
 
 class PromptTokensDetails(Struct, kw_only=True):
