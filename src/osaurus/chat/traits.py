@@ -61,6 +61,28 @@ def traits_of(template: Template) -> Traits:
         return traits
 
 
+def fallbacks(traits: Traits) -> list[str]:
+    """What `history.py` does to conversations for the sake of this template, in words."""
+    usual = Traits()
+    words = {
+        "has_system": "system messages go into the first user message",
+        "needs_system": "an empty system message is put first",
+        "only_first_system": "system messages are merged into the first",
+        "must_alternate": "neighbouring messages of one role are merged",
+        "has_calls": "past calls are written into the answer's text",
+        "takes_several_calls": "parallel calls are put one after another",
+        "needs_short_ids": f"call ids become {SHORT_ID_LENGTH} characters",
+        "has_tools": "tools are described in the system message",
+        "takes_last_answer": "an assistant's message at the end is continued",
+    }
+    found = [text for name, text in words.items() if getattr(traits, name) != getattr(usual, name)]
+    if traits.results == "none":
+        found.append("tool results go into user messages")
+    elif traits.results == "folded":
+        found.append("tool results go into the calling message")
+    return found
+
+
 _SYSTEM, _LATER, _QUESTION, _ANSWER, _NEXT = (
     f"probe{word}" for word in ("Sigma", "Lambda", "Kappa", "Alpha", "Omega")
 )

@@ -7,12 +7,16 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from osaurus.bundle.bundle import open_bundle
+from osaurus.bundle.bundle import Bundle, open_bundle
 from osaurus.bundle.hub import find_model
+from osaurus.chat.profiles import profile_of
+from osaurus.chat.prompt import WORDED_FORMAT
+from osaurus.chat.traits import fallbacks, traits_of
 from osaurus.cli.list import listing_json
 from osaurus.cli.options import Json
 from osaurus.cli.terminal import human_bytes
-from osaurus.errors import UnsupportedBundle
+from osaurus.errors import TemplateError, UnsupportedBundle
+from osaurus.runtime.conventions import read_conventions
 
 #: Published config names worth a line, in the order shown.
 _CONFIG_KEYS = (
@@ -54,10 +58,64 @@ def show(
         "architecture": ", ".join(bundle.config.get("architectures") or ()) or None,
         "config": {key: bundle.config[key] for key in _CONFIG_KEYS if key in bundle.config},
         "chat_templates": sorted(bundle.chat_templates),
+        **_conventions(bundle),
         "generation": dict(bundle.generation_config),
         "fingerprint": bundle.fingerprint,
     }
     print(json.dumps(facts, indent=2, default=str) if as_json else _text(facts))
+
+
+def _conventions(bundle: Bundle) -> dict[str, Any]:
+    """How the model's output is read and its thinking switched, each with where that is from."""
+    conventions = read_conventions(bundle)
+    formats = conventions.formats
+    chosen = profile_of(conventions, bundle.model_id)
+    profile = chosen.profile
+    template = bundle.load_template()
+    tool_format = {"name": formats.tool_format, "source": str(formats.tool_origin)}
+    changes: list[str] = []
+    try:
+        if template is not None:
+            traits = traits_of(template)
+            changes = fallbacks(traits)
+            if formats.tool_format is None and not traits.has_tools:
+                tool_format = {"name": WORDED_FORMAT, "source": "the system message asks for it"}
+    except TemplateError as error:
+        changes = [f"cannot be rendered: {error.message}"]
+    return {
+        "tool_format": tool_format,
+        "reasoning": {"name": formats.reasoning, "source": formats.reasoning_origin},
+        "profile": {
+            "name": profile.name,
+            "source": chosen.source,
+            "switches": list(profile.switches if profile.shown != "hidden" else ()),
+            "efforts": list(profile.levels or conventions.effort_levels or ()),
+            "unset": dict(profile.unset),
+            "bundle_defaults": dict(conventions.template_defaults),
+            "bundle_defaults_source": conventions.defaults_origin or None,
+        },
+        "template_fallbacks": changes,
+    }
+
+
+def _sourced(fact: dict[str, Any]) -> str:
+    return f"{fact['name']} ({fact['source']})" if fact["name"] else "none"
+
+
+def _profile_text(profile: dict[str, Any]) -> str:
+    text = "none" if profile["source"] == "none" else _sourced(profile)
+    if profile["switches"]:
+        text += f", switched by {', '.join(profile['switches'])}"
+    if profile["efforts"]:
+        text += f", effort {', '.join(profile['efforts'])}"
+    for origin, values in (
+        ("unless asked for", profile["unset"]),
+        (profile["bundle_defaults_source"], profile["bundle_defaults"]),
+    ):
+        if values:
+            pairs = ", ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
+            text += f"; {origin}: {pairs}"
+    return text
 
 
 def _text(facts: dict[str, Any]) -> str:
@@ -72,6 +130,10 @@ def _text(facts: dict[str, Any]) -> str:
         "quantization": facts["quantization"],
         "context": facts["context"],
         "chat template": ", ".join(facts["chat_templates"]) or "none",
+        "tool calls": _sourced(facts["tool_format"]),
+        "reasoning": _sourced(facts["reasoning"]),
+        "thinking profile": _profile_text(facts["profile"]),
+        "template fallbacks": "; ".join(facts["template_fallbacks"]) or None,
         **facts["config"],
         **{f"generation {key}": value for key, value in facts["generation"].items()},
         "fingerprint": facts["fingerprint"][:16],
