@@ -27,6 +27,7 @@ class Answer:
     first_piece_s: float | None = None
     last_piece_s: float = 0.0
     is_interrupted: bool = False
+    shows_prefill: bool = False  #: the terminal's line is taken by a percentage
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -90,6 +91,8 @@ def show_answer(deltas: Generator[Delta], *, quiet: bool = False) -> Answer:
 
 
 def _take(answer: Answer, delta: Delta, quiet: bool) -> None:
+    if not quiet and sys.stderr.isatty():
+        _show_prefill(answer, delta)
     if delta.reasoning:
         answer.reasoning += delta.reasoning
         if not quiet:
@@ -104,7 +107,19 @@ def _take(answer: Answer, delta: Delta, quiet: bool) -> None:
     answer.usage = delta.usage or answer.usage
 
 
+def _show_prefill(answer: Answer, delta: Delta) -> None:
+    """One line that is overwritten while a prompt is read, and gone when text comes."""
+    if delta.prefill_percent is not None and delta.prefill_percent < 100:
+        print(f"\r\x1b[Kreading {delta.prefill_percent:.0f} %", end="", file=sys.stderr, flush=True)
+        answer.shows_prefill = True
+    elif answer.shows_prefill:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        answer.shows_prefill = False
+
+
 def _finish_line(answer: Answer) -> None:
+    if answer.shows_prefill:  # interrupted before the first token
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     if answer.text and not answer.text.endswith("\n"):
         print(flush=True)
     elif answer.reasoning and not answer.text:

@@ -44,8 +44,10 @@ def configured_address() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """One piece of an answer. `usage` comes with the last piece."""
+    """One piece of an answer. `usage` comes with the last piece; `prefill_percent` before the
+    first, while a long prompt is read."""
 
+    prefill_percent: float | None = None
     text: str = ""
     reasoning: str = ""
     finish_reason: str | None = None
@@ -108,7 +110,7 @@ class ServerClient:
             "model": model,
             "messages": list(messages),
             "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream_options": {"include_usage": True, "include_progress": True},
             **options,
         }
         with (
@@ -156,6 +158,7 @@ def _delta(frame: Mapping[str, Any]) -> Delta:
     choice = (frame.get("choices") or [{}])[0]
     piece = choice.get("delta") or {}
     return Delta(
+        prefill_percent=(frame.get("osaurus_prefill") or {}).get("percent"),
         text=piece.get("content") or "",
         reasoning=piece.get("reasoning_content") or piece.get("reasoning") or "",
         finish_reason=choice.get("finish_reason"),

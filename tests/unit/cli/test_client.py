@@ -21,7 +21,10 @@ def test_an_answer_arrives_in_pieces_with_usage_last() -> None:
     with scripted_server(lambda _: [*frames, *end_frames()]) as server:
         deltas = _ask(server.address + "/v1/")
         assert server.requests[0]["seed"] == 3
-        assert server.requests[0]["stream_options"] == {"include_usage": True}
+        assert server.requests[0]["stream_options"] == {
+            "include_usage": True,
+            "include_progress": True,
+        }
     assert "".join(delta.text for delta in deltas) == "Paris"
     assert deltas[0].reasoning == "hm"
     assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["stop"]

@@ -144,6 +144,22 @@ def test_an_interrupted_answer_keeps_what_came(capsys: pytest.CaptureFixture[str
     assert answer.stats_line().endswith("interrupted")
 
 
+def _read_then_answered() -> Generator[Delta]:
+    yield Delta(prefill_percent=40.0)
+    yield Delta(prefill_percent=100.0)
+    yield Delta(text="done")
+
+
+def test_a_prompt_being_read_shows_its_percentage_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show_answer(_read_then_answered())
+    assert capsys.readouterr() == ("done\n", "")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    show_answer(_read_then_answered())
+    assert capsys.readouterr() == ("done\n", "\r\x1b[Kreading 40 %\r\x1b[K")
+
+
 def test_an_unknown_figure_is_left_out_never_zero() -> None:
     answer = Answer(text="x", first_piece_s=0.1, last_piece_s=0.1, usage={"completion_tokens": 1})
     assert answer.tokens_per_second is None
