@@ -328,7 +328,7 @@ class ScriptedSource:
     failures: dict[str, BaseException] = field(default_factory=dict)
     gates: dict[str, threading.Event] = field(default_factory=dict)
     path: Path = Path("/nonexistent/model")
-    conventions: Conventions = field(default_factory=Conventions)
+    conventions: Mapping[str, Conventions] = field(default_factory=dict)
     loads: list[str] = field(default_factory=list)
     make_engine: Callable[[str], ScriptedEngine] | None = None
 
@@ -358,5 +358,5 @@ class ScriptedSource:
             tokenizer=self.tokenizer,
             template=template,
             sampling_defaults=self.sampling_defaults,
-            conventions=self.conventions,
+            conventions=self.conventions.get(name, Conventions()),
         )

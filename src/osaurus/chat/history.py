@@ -190,9 +190,11 @@ class History:
 def call_text(call: ToolCallRef) -> str:
     """A call as models that were given no notation of their own are asked to write it."""
     try:
-        arguments = json.dumps(json.loads(call.arguments or "{}"), ensure_ascii=False)
+        value = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):
-        arguments = json.dumps(call.arguments, ensure_ascii=False)
+        value = None
+    is_object = isinstance(value, dict)
+    arguments = json.dumps(value, ensure_ascii=False) if is_object else call.arguments
     name = json.dumps(call.name, ensure_ascii=False)
     return f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
 

@@ -13,7 +13,14 @@ from typing import Any
 from osaurus.chat.arguments import ArgumentChecker
 from osaurus.errors import ToolChoiceUnsatisfied
 from osaurus.types.chat import ChatRequest
-from osaurus.types.events import Chunk, Info, Reasoning, RuntimeEvent, ToolInvocation
+from osaurus.types.events import (
+    Chunk,
+    Info,
+    Reasoning,
+    RuntimeEvent,
+    ToolCallProgress,
+    ToolInvocation,
+)
 
 
 class ChoiceRules:
@@ -44,6 +51,9 @@ class ChoiceRules:
                 if self._request.needs_call and not self._num_calls:
                     self._held.append(event)
                     return []
+            case ToolCallProgress():
+                if self._request.needs_call and not self._num_calls:
+                    return []  # the call may turn out to be none that is wanted
             case Reasoning(text):
                 self._has_output = self._has_output or bool(text)
             case ToolInvocation():
