@@ -28,7 +28,7 @@ def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     m, k = x.shape
     on_cpu = x.device.type == "cpu"
     if on_cpu and x.dtype == torch.bfloat16 and k <= MAX_ROW_EXACT_K:
-        return F.linear(x, weight, bias)
+        return F.linear(at_least(x, CPU_ROW_GROUP), weight, bias)[:m]
     if on_cpu and x.dtype == torch.float32:
         # A copy of the row: a kernel may treat rows by how their address is aligned.
         return torch.cat([F.linear(row.clone(), weight, bias) for row in x.split(1)])
@@ -37,6 +37,17 @@ def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     padded = F.pad(x, (0, 0, 0, padding)) if padding else x
     groups = [F.linear(part, weight, bias) for part in padded.split(group)]
     return (groups[0] if len(groups) == 1 else torch.cat(groups))[:m]
+
+
+def at_least(x: Tensor, rows: int) -> Tensor:
+    """x [M, K] with zero rows added below until there are `rows` of them."""
+    return x if x.shape[0] >= rows else F.pad(x, (0, 0, 0, rows - x.shape[0]))
+
+
+def matmul_many(x: Tensor, weight: Tensor) -> Tensor:
+    """x [M, K] @ weight [K, N] for prefill rows: a short last chunk, padded, keeps to the
+    kernel of a long one, so that where a prompt was cut changes no bit."""
+    return (at_least(x, CPU_ROW_GROUP) @ weight)[: x.shape[0]]
 
 
 @cache

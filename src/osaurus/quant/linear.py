@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from osaurus.kernels import quant_matmul
-from osaurus.kernels.linear import gemm_dtype, linear_rows
+from osaurus.kernels.linear import gemm_dtype, linear_rows, matmul_many
 from osaurus.quant.grouped import GroupedWeight, concat
 
 #: Logits of this many best tokens are recomputed in float32 (see `QuantizedHead`).
@@ -56,9 +56,13 @@ class DenseLinear:
         if num_small == x.shape[0]:
             return linear_rows(x, self.weight, self.bias)
         if num_small == 0:
-            return F.linear(x, self.weight, self.bias)
+            return self._large(x)
         small = linear_rows(x[:num_small], self.weight, self.bias)
-        return torch.cat([small, F.linear(x[num_small:], self.weight, self.bias)])
+        return torch.cat([small, self._large(x[num_small:])])
+
+    def _large(self, x: Tensor) -> Tensor:
+        out = matmul_many(x, self.weight.t())
+        return out if self.bias is None else out + self.bias
 
 
 class PackedLinear:
@@ -123,7 +127,7 @@ class PackedLinear:
             weight = quant_matmul.dequantize_columns(self._packed, self._scale, self._offset, dtype)
         else:
             weight = self._dequantize(torch.arange(self._padded)).to(dtype).t()
-        return self._finish((x.to(dtype) @ weight).to(x.dtype))
+        return self._finish(matmul_many(x.to(dtype), weight).to(x.dtype))
 
     def _finish(self, out: Tensor) -> Tensor:
         if self._padded != self.out_features:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from osaurus.errors import UnsupportedBundle
-from osaurus.kernels.linear import linear_rows
+from osaurus.kernels.linear import linear_rows, matmul_many
 from osaurus.kernels.rope import RotaryTable, apply_rope, inverse_frequencies
 from osaurus.kernels.sample import gumbel_noise
 
@@ -61,3 +61,13 @@ def test_dense_rows_have_the_same_bits_in_any_number(dtype: torch.dtype, k: int)
     for m in (1, 2, 7, 8, 9, 16):
         assert torch.equal(linear_rows(x[:m], weight), together[:m]), m
         assert torch.equal(linear_rows(x[-m:], weight), together[-m:]), m
+
+
+@pytest.mark.parametrize(("n", "k"), [(576, 1536), (960, 576), (1024, 4096)])
+def test_prefill_products_have_the_same_bits_however_rows_are_cut(n: int, k: int) -> None:
+    weight = torch.randn(k, n).bfloat16()
+    x = torch.randn(300, k).bfloat16()
+    whole = matmul_many(x, weight)
+    for m in (1, 2, 7, 8, 9, 64, 299):
+        parts = [matmul_many(part, weight) for part in x.split(m)]
+        assert torch.equal(torch.cat(parts), whole), m
