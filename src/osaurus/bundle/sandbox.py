@@ -35,7 +35,7 @@ class RenderLimits:
     of the two that a request may lose to a template for finding out what it takes.
     """
 
-    timeout_s: float = 1.5
+    timeout_s: float = 1.3
     max_output_chars: int = 32 * 1024 * 1024
     max_items: int = 1_000_000
     max_steps: int = 5_000_000

@@ -3,18 +3,17 @@
 Renders in Jinja's immutable sandbox with the dialect that the `transformers` library set:
 trimmed blocks, loop controls, `raise_exception`, `strftime_now`, a `tojson` that does not
 escape, and the `generation` tag. A template is data from a download: it may not reach
-Python's insides, load other files, change what it is given, or run for long (`RenderLimits`).
+Python's insides, load other files, change what it is given, or run for long (`RenderLimits`);
+`renderer.py` bounds what the sandbox cannot see.
 """
 
 from __future__ import annotations
 
-import copy
 import json
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NoReturn, TypeVar
 
 import jinja2
@@ -22,6 +21,7 @@ import jinja2.nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
+from osaurus.bundle.renderer import Job, run
 from osaurus.bundle.sandbox import (
     RenderLimits,
     Sandbox,
@@ -33,9 +33,9 @@ from osaurus.errors import TemplateError
 
 
 class ChatTemplate:
-    """Compiled on first use and then reused; any number of threads may render.
+    """A template and what it is always given. Immutable; any number of threads may render.
 
-    The lock keeps two first renders from compiling twice.
+    It runs in a process of its own (`renderer.py`), which compiles it once.
     """
 
     def __init__(
@@ -52,8 +52,6 @@ class ChatTemplate:
         self._tool_use = tool_use
         self._special_tokens = dict(special_tokens or {})
         self._limits = limits or RenderLimits()
-        self._compiled: dict[str, jinja2.Template] = {}
-        self._lock = threading.Lock()
 
     def render(
         self,
@@ -77,26 +75,34 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         source = self._tool_use if tools and self._tool_use is not None else self.source
-        return _reporting_failures(
-            lambda: render_limited(self._template(source), variables, self._limits)
-        )
+        return run(Job(source, variables, self._limits))
 
     def within(self, timeout_s: float) -> ChatTemplate:
-        """The same compiled template with less time for a render."""
-        narrowed = copy.copy(self)
-        narrowed._limits = replace(self._limits, timeout_s=timeout_s)
-        return narrowed
+        """The same template with less time for a render."""
+        return ChatTemplate(
+            self.source,
+            tool_use=self._tool_use,
+            special_tokens=self._special_tokens,
+            limits=replace(self._limits, timeout_s=timeout_s),
+        )
 
     def check(self) -> None:
         """Compile now; raises `TemplateError` for a template that cannot be rendered at all."""
         for source in filter(None, (self.source, self._tool_use)):
-            _reporting_failures(lambda source=source: self._template(source))
+            run(Job(source, None, self._limits))
 
-    def _template(self, source: str) -> jinja2.Template:
-        with self._lock:
-            if source not in self._compiled:
-                self._compiled[source] = compile_limited(_environment(), source)
-            return self._compiled[source]
+
+@lru_cache(maxsize=8)
+def compile_here(source: str) -> jinja2.Template:
+    """In this process: for the rendering one alone. Raises `TemplateError`."""
+    return _reporting_failures(lambda: compile_limited(_environment(), source))
+
+
+def render_here(
+    template: jinja2.Template, variables: Mapping[str, Any], limits: RenderLimits
+) -> str:
+    """In this process: for the rendering one alone. Raises `TemplateError`."""
+    return _reporting_failures(lambda: render_limited(template, variables, limits))
 
 
 _T = TypeVar("_T")
@@ -111,6 +117,8 @@ def _reporting_failures(action: Callable[[], _T]) -> _T:
         ) from error
     except jinja2.TemplateError as error:
         raise TemplateError(f"the chat template refused: {error.message or error}") from error
+    except MemoryError as error:
+        raise TemplateError("the chat template needs too much memory") from error
     except RecursionError as error:
         raise TemplateError("the chat template nests too deeply") from error
     except Exception as error:  # whatever a template does wrong is its error

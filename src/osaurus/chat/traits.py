@@ -20,7 +20,7 @@ from osaurus.runtime.model import Template
 logger = logging.getLogger(__name__)
 
 #: All probes together. A common template takes a hundredth of it.
-PROBE_TIME_S = 0.4
+PROBE_TIME_S = 0.3
 
 #: A call id of nine letters and digits is the only kind that some templates let pass.
 SHORT_ID_LENGTH = 9

@@ -380,6 +380,42 @@ def test_f49_loops_and_sizes_end_within_the_limit(source: str) -> None:
     assert time.monotonic() - start < 3
 
 
+def laughing(end: str, start: str = "[]", step: str = "[ns.s, ns.s]") -> str:
+    """A value of sixty nested lists that are two times the same one each."""
+    return doubling(start, step) + end
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        laughing("{{ ns.s }}"),
+        laughing("{{ ns.s | tojson }}"),
+        laughing("{{ ns.s ~ '' }}"),
+        laughing("{{ '%s' % (ns.s,) }}"),
+        laughing("{{ {ns.s: 1} }}", "()", "(ns.s, ns.s)"),
+        laughing("{{ ns.s }}", "{}", "{'a': ns.s, 'b': ns.s}"),
+        "{{ ('a ' * 10 ** 7) | wordwrap(1) }}",
+        "{{ ('a ' * 10 ** 7) | title }}",
+        "{{ ([[0] * 1000] * 99999) | sum(start=[]) | length }}",
+        "{{ 'x'.encode() * 10 ** 9 }}",
+        "{{ ('x' * 10 ** 6).translate({120: 'y' * 10 ** 6}) | length }}",
+        "{{ range(99999) | join(',' * 300000) }}",
+        "{{ x }}" * 300_000,
+    ],
+    ids=lambda source: source[-40:],
+)
+def test_f49_single_operations_that_no_hook_sees_end_too(source: str) -> None:
+    start = time.monotonic()
+    refusal(source)
+    assert time.monotonic() - start < 2.5
+    assert ChatTemplate(CHAT).render(MESSAGES)
+
+
+def test_lone_surrogates_and_large_texts_pass_through() -> None:
+    text = "\ud83d x" * 1_000_000
+    assert ChatTemplate("{{ text }}").render([], text=text) == text
+
+
 def test_f49_other_threads_go_on_while_a_template_spins() -> None:
     spinning = ChatTemplate(
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"

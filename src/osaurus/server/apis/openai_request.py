@@ -52,7 +52,7 @@ _NUMBERS = (
     "min_tokens",
 )
 _ROLES: tuple[str, ...] = (*get_args(Role), "developer")
-_REFUSED = ("functions", "function_call", "audio", "web_search_options")
+_REFUSED = ("functions", "function_call", "audio", "web_search_options", "chat_template")
 
 
 def to_chat_request(body: ChatCompletionBody, request_id: str) -> ChatRequest:

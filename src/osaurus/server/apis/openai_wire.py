@@ -103,6 +103,7 @@ class ChatCompletionBody(Struct, kw_only=True):
     modalities: list[str] | None = None
     audio: Any = None
     web_search_options: Any = None
+    chat_template: Any = None
 
 
 class LogprobEntry(Struct, kw_only=True):
