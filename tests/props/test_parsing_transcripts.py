@@ -115,6 +115,8 @@ def test_a_composed_response_is_read_back_whatever_the_cuts(
             if block is not None:
                 text += block
                 reasoning += thought
+    # A last `<` right behind a call would count as the next marker, cut off.
+    text, content = text + "End.", content + "End."
     outcome = read(family, text, TOOLS, cuts=data.draw(cuts))
     assert outcome.content == content
     assert outcome.reasoning == reasoning
@@ -191,7 +193,8 @@ def fragments(family: str) -> list[str]:
         "call:put_note{", '<｜DSML｜invoke name="put_note">', "</｜DSML｜parameter>",
         '<｜DSML｜parameter name="body" string="true">', "</｜DSML｜invoke>", "<｜tool▁sep｜>",
         "<|tool_call_argument_begin|>", "put_note(body='x')", ".call(", '"name"', '"arguments"',
-        '{"', '"}', "[{", "}]",
+        '{"', '"}', "[{", "}]", '\n[{"name": "put_note", "arguments": {}}]',
+        "\n[put_note(body='x')]", '\n{"name": "put_note", "parameters": {}}', "\n  ",
     ]  # fmt: skip
     return markers + bodies + list("{}[](),:;=\"'<>|\\ \n1-") + ["word ", "é", "\\n", "```\n"]
 

@@ -32,6 +32,10 @@ class CallFailure:
     length: int  #: characters of the envelope that were read
 
 
+#: No tool is called so: the name's own end was not found.
+_NO_NAME = regex.compile(r"[<>\r\n]")
+
+
 def new_call_id() -> str:
     """`call_` and 24 hexadecimal digits, as most clients expect."""
     return f"call_{secrets.token_hex(12)}"
@@ -78,7 +82,7 @@ class Calls:
     def name(self, raw: str) -> str:
         """The name to report for `raw`: trimmed, in the offered spelling when offered."""
         name = raw.strip()
-        if not name:
+        if not name or _NO_NAME.search(name):
             raise Malformed("a call without a name")
         offered = self.tools.resolve(name)
         if offered is None and self.must_be_offered:

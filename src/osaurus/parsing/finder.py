@@ -36,14 +36,16 @@ class Finder:
         self._found = (marks, source.text, source.pos, hit)
         return hit
 
-    def bare(self, limit: int, *, line_is_blank: bool) -> int | None:
-        """Where, before `limit`, a line begins with what may be a call without a marker."""
+    def bare(self, limit: int, *, may_begin: bool) -> int | None:
+        """Where, before `limit`, a line begins with what may be a call without a marker.
+
+        `may_begin` says whether the source's place is one where such a call may stand.
+        """
         plan, source = self._plan, self._source
-        here, following = plan.bare_here, plan.bare_next
-        if here is None or following is None:
+        if not plan.bare_at:
             return None
         text, start = source.text, source.pos
-        found = here.match(text, start, limit) if line_is_blank else None
+        found = plan.bare_here.match(text, start, limit) if may_begin else None
         while True:
             if found is not None:
                 start = found.start(1)
@@ -51,7 +53,7 @@ class Finder:
                 may_be = commit.match(text, start, source.end, partial=True) is not None
                 if may_be and not self.was_tried(start):
                     return start
-            found = following.search(text, start, limit)
+            found = plan.bare_next.search(text, start, limit)
             if found is None:
                 return None
 

@@ -176,10 +176,9 @@ class Machine:
         text, end = source.text, source.end
         hold = end if source.ended else marks.partial(text, source.pos, end)
         hit = self._finder.marker(marks)
-        bare = None
-        if not (self._plan.bare_only_first and self._rails.has_content):
-            limit = hit.start if hit else end
-            bare = self._finder.bare(limit, line_is_blank=self._rails.line_is_blank)
+        rails = self._rails
+        may_begin = not rails.has_content if self._plan.bare_only_first else rails.line_is_blank
+        bare = self._finder.bare(hit.start if hit else end, may_begin=may_begin)
         if bare is not None and bare < hold:
             self._show(bare)
             self._open(self._plan.bare_at[text[bare]], "", in_block=False)
@@ -189,12 +188,23 @@ class Machine:
             self._handle_in_content(hit)
             return True
         if source.ended:
-            half = self._plan.tool_marks.partial(text, source.pos, end)
-            if end - half >= MIN_HALF_MARKER and not self._rails.is_fenced(text[source.pos : half]):
-                self._show(half)
-                self._drop(end)
+            self._drop_half_marker()
         self._show(hold)
         return False
+
+    def _drop_half_marker(self) -> None:
+        """A tool marker that the stream's end cut, if enough of it is there to be known as one.
+
+        Right behind a call, where another may follow, any part is enough.
+        """
+        source, rails = self._source, self._rails
+        half = self._plan.tool_marks.partial(source.text, source.pos, source.end)
+        before = source.text[source.pos : half]
+        is_next = rails.is_behind_call and not before.strip()
+        is_known = half < source.end and (is_next or source.end - half >= MIN_HALF_MARKER)
+        if is_known and not rails.is_fenced(before):
+            self._show(half)
+            self._drop(source.end)
 
     def _handle_in_content(self, hit: Hit) -> None:
         plan, source = self._plan, self._source

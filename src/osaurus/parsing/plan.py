@@ -53,8 +53,12 @@ class Plan:
         }
         self.bare_only_first = any(one.only_first for one in bare)
         starts = "".join(map(regex.escape, self.bare_at))
-        self.bare_here = regex.compile(rf"[ \t]*+([{starts}])") if starts else None
-        self.bare_next = regex.compile(rf"\n[ \t]*+([{starts}])") if starts else None
+        indent = r"[ \t\r\n]*+" if self.bare_only_first else r"[ \t]*+"
+        #: On a line that is blank so far, or a message; and on any line that follows.
+        self.bare_here = regex.compile(f"{indent}([{starts}])") if starts else _NEVER
+        self.bare_next = _NEVER
+        if starts and not self.bare_only_first:
+            self.bare_next = regex.compile(rf"\n{indent}([{starts}])")
         self._closers: dict[str, MarkerSet] = {}
 
     def closers_of(self, opener: Opener | BareOpener) -> MarkerSet:

@@ -18,7 +18,7 @@ MAX_HELD_BLANKS = 1000
 class _Stretch:
     """A stretch of one rail. Pieces of other rails between held blanks wait with them."""
 
-    __slots__ = ("_dropped", "_has_text", "_held", "_num_held", "_out", "_rail")
+    __slots__ = ("_dropped", "_held", "_num_held", "_out", "_rail", "has_text")
 
     def __init__(self, out: list[Piece], rail: Rail, dropped: Rail) -> None:
         self._out = out
@@ -26,16 +26,16 @@ class _Stretch:
         self._dropped = dropped
         self._held: list[Piece] = []
         self._num_held = 0
-        self._has_text = False
+        self.has_text = False
 
     def add(self, text: str) -> None:
-        if not self._has_text:
+        if not self.has_text:
             self._num_held += len(text)
             if text.isspace() and self._num_held <= MAX_HELD_BLANKS:
                 self._held.append(Piece(self._rail, text))
                 return
             self.settle(keep=True)
-            self._has_text = True
+            self.has_text = True
         self._out.append(Piece(self._rail, text))
 
     def beside(self, piece: Piece) -> None:
@@ -52,7 +52,7 @@ class _Stretch:
 
     def end(self, *, keep: bool) -> None:
         self.settle(keep=keep)
-        self._has_text = False
+        self.has_text = False
 
 
 class Rails:
@@ -92,6 +92,11 @@ class Rails:
         """A stretch of content ends. One of blanks that touches a call is dropped."""
         self._content.end(keep=not (at_call or self._after_call))
         self._after_call = at_call
+
+    @property
+    def is_behind_call(self) -> bool:
+        """Whether nothing but blanks was shown since a call."""
+        return self._after_call and not self._content.has_text
 
     def think(self, text: str) -> None:
         """Reasoning."""

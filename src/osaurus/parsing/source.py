@@ -218,13 +218,20 @@ class Source:
                 return "".join(parts), hit.marker
             yield from self.more()
 
-    def ahead(self, pattern: regex.Pattern[str]) -> Reader[regex.Match[str] | None]:
-        """Match `pattern` here without consuming; it must be of bounded length."""
+    def ahead(
+        self, pattern: regex.Pattern[str], *, drops_cut: bool = False
+    ) -> Reader[regex.Match[str] | None]:
+        """Match `pattern` here without consuming; it must be of bounded length.
+
+        With `drops_cut` a match that the end of the stream cut is consumed and absent.
+        """
         while True:
             found = pattern.match(self.text, self.pos, self.end, partial=True)
             if found is None or not found.partial:
                 return found
             if self.ended:
+                if drops_cut and found.group().strip(BLANK):
+                    self.pos = self.end
                 return None
             yield
 

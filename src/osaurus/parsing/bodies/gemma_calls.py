@@ -33,6 +33,6 @@ def read_calls(
             yield from source.blanks()
             yield from source.expect(")")
         calls.add(name, calls.tools.restore(name, arguments))
-        if not (yield from source.ahead(_NEXT_CALL)):
+        if not (yield from source.ahead(_NEXT_CALL, drops_cut=True)):
             break
     calls.is_closed = bool((yield from source.closer(*closers)))

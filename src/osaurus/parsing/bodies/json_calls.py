@@ -23,7 +23,7 @@ def read_enveloped(
         yield from read_array(source, calls, skip_nameless=skip_nameless)
     else:
         yield from read_object(source, calls)
-        while (yield from source.ahead(_NEXT_OBJECT)):
+        while (yield from source.ahead(_NEXT_OBJECT, drops_cut=True)):
             yield from source.blanks()
             yield from read_object(source, calls)
     closed = yield from source.closer(*closers)

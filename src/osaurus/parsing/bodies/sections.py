@@ -79,8 +79,10 @@ def _read_call(
         yield from source.blanks()
         if (yield from source.take("```")):
             yield from source.blanks()
-        if not (yield from source.at(*ends)) and not _is_cut(source, *ends, "```"):
-            raise Malformed("text follows the arguments")
+        if not (yield from source.at(*ends)):
+            if not _is_cut(source, *ends, "```"):
+                raise Malformed("text follows the arguments")
+            source.pos = source.end
     calls.add(name, arguments or {}, call_id)
 
 

@@ -64,20 +64,18 @@ class XmlSyntax:
         )
         opens = "|".join(map(regex.escape, self.function_opens))
         wrapped = "|".join(map(regex.escape, self.closers))
-        self.next_function = regex.compile(rf"{_GAP}(?:{opens})")
         #: What makes a function closer inside a value believable: an end, or the next call.
         self.after_function = regex.compile(rf"{_GAP}(?:{wrapped}|{opens}|\Z)")
 
 
 def read_functions(source: Source, calls: Calls, syntax: XmlSyntax) -> Reader[None]:
     """Functions up to and with the wrapper's closer, if that is there."""
-    while True:
-        yield from source.blanks()
-        opener = yield from source.expect(*syntax.function_opens)
-        yield from read_function(source, calls, syntax, opener)
-        if not (yield from source.ahead(syntax.next_function)):
-            break
-    calls.is_closed = bool((yield from source.closer(*syntax.closers)))
+    yield from source.blanks()
+    found = yield from source.expect(*syntax.function_opens)
+    while found in syntax.function_opens:
+        yield from read_function(source, calls, syntax, found)
+        found = yield from source.closer(*syntax.closers, *syntax.function_opens)
+    calls.is_closed = bool(found)
 
 
 def read_function(source: Source, calls: Calls, syntax: XmlSyntax, opener: str) -> Reader[None]:

@@ -44,10 +44,10 @@ def _read(source: Source, calls: Calls, tags: _Tags) -> Reader[None]:
         stop = yield from source.expect(tags.invoke, tags.wrapper_close)
         if stop == tags.wrapper_close:
             break
-        found.append((yield from _read_invoke(source, calls, tags)))
-    for name, arguments in found:
+        name, arguments = yield from _read_invoke(source, calls, tags)
         if calls.tools.problems(name, arguments):
             raise Malformed("arguments break the schema")
+        found.append((name, arguments))
     for name, arguments in found:
         calls.add(name, arguments)
     calls.is_closed = True

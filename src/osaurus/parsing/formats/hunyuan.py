@@ -11,33 +11,29 @@ from osaurus.parsing.bodies.json_calls import read_array
 from osaurus.parsing.bodies.tag_pairs import PairTags, read_pairs
 from osaurus.parsing.calls import Calls
 from osaurus.parsing.formats.base import GAP, Opener, ToolFormat
-from osaurus.parsing.source import Malformed, Reader, Source
+from osaurus.parsing.source import Reader, Source
 from osaurus.parsing.values import MAX_NAME
 
 
 def _opener(suffix: str) -> Opener:
     tags = PairTags(suffix)
     closer = f"</tool_calls{suffix}>"
-    following = regex.compile(GAP + regex.escape(tags.call_open))
 
     def read(source: Source, calls: Calls) -> Reader[None]:
         if (yield from source.token()) == "[":
             yield from read_array(source, calls)
+            found = yield from source.closer(closer)
         else:
-            while True:
-                yield from source.blanks()
-                yield from source.expect(tags.call_open)
+            found = yield from source.expect(tags.call_open)
+            while found == tags.call_open:
                 raw, stop = yield from source.until(tags.name_end, at_most=MAX_NAME)
                 name = calls.name(raw)
                 if stop == tags.call_close:
                     calls.add(name, {})
-                elif stop == tags.separator:
-                    yield from read_pairs(source, calls, tags, name)
                 else:
-                    raise Malformed("a name without a separator")
-                if not (yield from source.ahead(following)):
-                    break
-        calls.is_closed = bool((yield from source.closer(closer)))
+                    yield from read_pairs(source, calls, tags, name)
+                found = yield from source.closer(closer, tags.call_open)
+        calls.is_closed = bool(found)
 
     return Opener(
         marker=f"<tool_calls{suffix}>",

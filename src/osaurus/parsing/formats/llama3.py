@@ -31,7 +31,7 @@ def _read_tagged(source: Source, calls: Calls) -> Reader[None]:
         yield from read_call(source, calls, method=".call")
         return
     yield from read_object(source, calls)
-    while (yield from source.ahead(_NEXT)):
+    while (yield from source.ahead(_NEXT, drops_cut=True)):
         yield from source.blanks()
         yield from source.expect(";")
         yield from source.blanks()
