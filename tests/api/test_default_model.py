@@ -223,6 +223,62 @@ def test_clients_that_go_away_leave_no_request_and_no_memory_behind(served: Serv
     assert "Paris" in _content(served.ask())
 
 
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+    },
+}
+CALLED = [
+    {"role": "user", "content": "What is the weather in Bern?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {
+                "id": "call_1",
+                "type": "function",
+                "function": {"name": "get_weather", "arguments": '{"city": "Bern"}'},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_1", "content": "12 degrees and dry"},
+]
+
+
+@pytest.mark.parametrize(
+    "messages", [CAPITAL, CALLED[:1], CALLED], ids=["no need", "a need", "a result"]
+)
+def test_a_tools_request_never_breaks_the_stream_whatever_the_model_says(
+    served: Served, messages: list[Any]
+) -> None:
+    fields: dict[str, Any] = {"tools": [WEATHER], "max_tokens": 64}
+    plain = served.ask(messages, **fields)
+    chunks = served.stream(messages, **fields)
+    calls: dict[int, list[str]] = {}
+    for chunk in chunks:
+        for piece in chunk.choices[0].delta.tool_calls or ():
+            assert piece.function is not None
+            calls.setdefault(piece.index, []).append(piece.function.arguments or "")
+    message = plain.choices[0].message
+    whole = [
+        call.function.arguments for call in message.tool_calls or () if call.type == "function"
+    ]
+    assert ["".join(parts) for _, parts in sorted(calls.items())] == whole
+    assert all(isinstance(json.loads(arguments), dict) for arguments in whole)
+    assert _text(chunks) == (message.content or "")
+    assert "<tool_call>" not in _text(chunks)
+    reasons = [c.choices[0].finish_reason for c in chunks if c.choices[0].finish_reason]
+    assert reasons == [plain.choices[0].finish_reason]
+    assert reasons[0] in ("stop", "length", "tool_calls")
+
+
 def _until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
     pause = threading.Event()
