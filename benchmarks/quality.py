@@ -135,7 +135,7 @@ def compare(name: str, logits: torch.Tensor, reference: torch.Tensor) -> dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="top-1 agreement and KL against float32")
     parser.add_argument("model", nargs="?", default="default")
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--llama-python", help="interpreter that has llama_cpp")

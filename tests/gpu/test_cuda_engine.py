@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import TokenText, ask, info_of, load_tiny, save_tiny, tokens_of
 
 from osaurus.engine.core import BatchEngine
 from osaurus.quant import gguf as blocks
 from osaurus.quant.linear import UnpackedLinear, quantized_linear
 from osaurus.types.engine import EngineConfig
+from tiny import TokenText, ask, info_of, load_tiny, save_tiny, tokens_of
 
 pytestmark = [
     pytest.mark.gpu,

@@ -103,9 +103,9 @@ def decode_attention(q: Tensor, storage: Tensor, plan: DecodePlan, k_dim: int) -
     scores = torch.bmm(
         queries.view(pairs * kv_heads, per_kv, k_dim), kv[..., :k_dim].transpose(1, 2)
     )
-    scores = scores.view(pairs, kv_heads, per_kv, block) + plan.mask
+    scores = scores.view(pairs, kv_heads, per_kv, block).add_(plan.mask)
     best = _by_row(scores.amax(-1), "max", plan)
-    weights = torch.exp(scores - best.index_select(0, plan.pair_row).unsqueeze(-1))
+    weights = torch.exp(scores.sub_(best.index_select(0, plan.pair_row).unsqueeze(-1)))
     values = torch.bmm(weights.view(pairs * kv_heads, per_kv, block), kv[..., k_dim:])
     total = _by_row(weights.sum(-1), "sum", plan)
     summed = _by_row(values.view(pairs, kv_heads, per_kv, width - k_dim), "sum", plan)

@@ -120,7 +120,5 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """
     dim = cos.shape[-1]
     head = x if x.shape[-1] == dim else x[..., :dim]
-    half = dim // 2
-    swapped = torch.cat([head[..., half:], head[..., :half]], dim=-1)
-    rotated = head * cos + swapped * sin
+    rotated = (head * cos).add_(head.roll(dim // 2, -1).mul_(sin))
     return rotated if x.shape[-1] == dim else torch.cat([rotated, x[..., dim:]], dim=-1)

@@ -146,7 +146,12 @@ class LlamaModel:
         hidden = batch.embeds if batch.embeds is not None else self._embed(batch.token_ids)
         cos, sin = self._rotary.at(batch.positions, batch.last_position)
         taps: dict[int, Tensor] = {}
+        last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
+            if index == last and batch.logits_rows.numel() == 0 and last not in batch.taps:
+                # Prefill is after the keys and values only: nobody reads the last output.
+                layer.write_kv(hidden, cos, sin, batch, kv[index])
+                break
             hidden = layer(hidden, cos, sin, batch, kv[index])
             if index in batch.taps:
                 taps[index] = hidden
@@ -195,38 +200,41 @@ class _Block:
     ) -> Tensor:
         """hidden: [T, C] float32; returns the layer's output in the same form."""
         small = batch.num_small
-        x = rms_norm(hidden, self._input_norm, self._eps, self._dtype)
-        attended = self._attend(self._qkv(x, small), cos, sin, batch, kv)
-        hidden = hidden + self._out(attended, small)
+        q = self.write_kv(hidden, cos, sin, batch, kv)
+        hidden = hidden + self._out(self._attend(q, batch, kv), small)
         x = rms_norm(hidden, self._post_norm, self._eps, self._dtype)
         gate, up = self._gate_up(x, small).chunk(2, dim=-1)
         return hidden + self._down(F.silu(gate) * up, small)
 
-    def _attend(
-        self, qkv: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch, kv: LayerKV
+    def write_kv(
+        self, hidden: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch, kv: LayerKV
     ) -> Tensor:
-        rows = qkv.shape[0]
-        heads = qkv.view(rows, self._heads + 2 * self._kv_heads, self._dim)
-        qk = heads[:, : self._heads + self._kv_heads].float()
+        """Put the rows' keys and values into their slots; return q [T, H, D] float32."""
+        rows, keys_from = hidden.shape[0], self._heads
+        values_from = keys_from + self._kv_heads
+        x = rms_norm(hidden, self._input_norm, self._eps, self._dtype)
+        heads = self._qkv(x, batch.num_small).view(rows, values_from + self._kv_heads, self._dim)
+        qk = heads[:, :values_from].float()
         if self._q_norm is not None and self._k_norm is not None:
-            q = rms_norm(qk[:, : self._heads], self._q_norm, self._eps, torch.float32)
-            k = rms_norm(qk[:, self._heads :], self._k_norm, self._eps, torch.float32)
+            q = rms_norm(qk[:, :keys_from], self._q_norm, self._eps, torch.float32)
+            k = rms_norm(qk[:, keys_from:], self._k_norm, self._eps, torch.float32)
             qk = torch.cat([q, k], dim=1)
         qk = apply_rope(qk, cos, sin)
-        group = batch.groups[kv.group]
-        written = torch.cat(
-            [qk[:, self._heads :].to(qkv.dtype), heads[:, self._heads + self._kv_heads :]], -1
-        )
+        written = torch.cat([qk[:, keys_from:].to(heads.dtype), heads[:, values_from:]], dim=-1)
         flat = kv.storage.view(-1, kv.storage.shape[-1])
-        flat.index_copy_(0, group.write_rows, written.view(-1, flat.shape[1]))
-        q = qk[:, : self._heads] * self._scale
+        flat.index_copy_(0, batch.groups[kv.group].write_rows, written.view(-1, flat.shape[1]))
+        return qk[:, :keys_from] * self._scale
+
+    def _attend(self, q: Tensor, batch: ForwardBatch, kv: LayerKV) -> Tensor:
+        """[T, H * D] in the compute dtype."""
+        group = batch.groups[kv.group]
         if group.decode is not None:
-            out = decode_attention(q, kv.storage, group.decode, self._dim).to(qkv.dtype)
+            out = decode_attention(q, kv.storage, group.decode, self._dim).to(self._dtype)
         elif group.prefill is not None:
-            out = prefill_attention(q.to(qkv.dtype), kv.storage, group.prefill, self._dim)
+            out = prefill_attention(q.to(self._dtype), kv.storage, group.prefill, self._dim)
         else:
             raise ValueError("a group batch carries a decode or a prefill plan")
-        return out.reshape(rows, self._heads * self._dim)
+        return out.reshape(q.shape[0], self._heads * self._dim)
 
 
 def _load_qkv(config: LlamaConfig, loader: WeightLoader, prefix: str) -> Linear:

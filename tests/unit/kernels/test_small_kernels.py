@@ -9,6 +9,7 @@ import torch
 
 from osaurus.errors import UnsupportedBundle
 from osaurus.kernels.linear import linear_rows, matmul_many
+from osaurus.kernels.norm import rms_norm, rms_norm_reference
 from osaurus.kernels.rope import RotaryTable, apply_rope, inverse_frequencies
 from osaurus.kernels.sample import gumbel_noise
 
@@ -71,3 +72,21 @@ def test_prefill_products_have_the_same_bits_however_rows_are_cut(n: int, k: int
     for m in (1, 2, 7, 8, 9, 64, 299):
         parts = [matmul_many(part, weight) for part in x.split(m)]
         assert torch.equal(torch.cat(parts), whole), m
+
+
+@pytest.mark.parametrize("hidden", [96, 576, 8192])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_normalised_row_is_right_and_the_same_in_any_company(hidden: int, threads: int) -> None:
+    x = torch.randn(130, hidden) * torch.logspace(-3, 3, 130).unsqueeze(1)
+    weight = torch.randn(hidden)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        together = rms_norm(x, weight, 1e-5, torch.float32)
+        wanted = rms_norm_reference(x, weight, 1e-5)
+        torch.testing.assert_close(together.double(), wanted, rtol=1e-5, atol=1e-6)
+        for m in (1, 2, 7, 64):
+            parts = [rms_norm(part, weight, 1e-5, torch.float32) for part in x.split(m)]
+            assert torch.equal(torch.cat(parts), together), m
+    finally:
+        torch.set_num_threads(before)
