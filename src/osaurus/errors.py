@@ -7,6 +7,7 @@
     │   ├── ModelNotFound
     │   ├── AmbiguousModel
     │   ├── TemplateError        the bundle's chat template refused the messages
+    │   │   ├── NoChatTemplate       the bundle has none: it completes raw text only
     │   │   └── ToolsUnsupported     it has no place for tools, and nothing can stand in
     │   └── ToolChoiceUnsatisfied    a call was required and the model made none
     ├── LimitError           correct, but more than this process may take         (HTTP 413/429/503)
@@ -81,7 +82,11 @@ class AmbiguousModel(ModelNotFound):
 
 
 class TemplateError(UserError):
-    code = "template_error"
+    code = "chat_template_error"
+
+
+class NoChatTemplate(TemplateError):
+    code = "no_chat_template"
 
 
 class ToolsUnsupported(TemplateError):

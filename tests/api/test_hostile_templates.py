@@ -49,7 +49,7 @@ def test_a_template_that_would_never_end_is_a_400_and_others_are_served_meanwhil
         began = time.monotonic()
         with pytest.raises(openai.BadRequestError) as caught:
             client.create(model="bad", messages=HI)
-        assert caught.value.code == "template_error"
+        assert caught.value.code == "chat_template_error"
         return time.monotonic() - began
 
     with ThreadPoolExecutor() as threads:

@@ -20,6 +20,7 @@ from api.conftest import Running, Start
 from api.scripted_engine import (
     CHATML,
     ByteTokenizer,
+    Hold,
     Say,
     ScriptedEngine,
     ScriptedSource,
@@ -356,6 +357,28 @@ def test_f13_markers_that_thinking_only_mentions_stay_thinking(
     assert _extra(plain, "reasoning_content") == _joined(chunks, "reasoning_content") == thinking
     assert (plain.content or "").strip() == _joined(chunks, "content").strip() == "Done."
     assert plain.tool_calls is None
+
+
+def test_f13_a_mention_is_sent_on_while_the_model_still_thinks(start: Start) -> None:
+    """The stream is not silent until thinking ends: the mention arrives before the rest."""
+    engine = ScriptedEngine(
+        lambda request, index: [Say(MENTION + " So"), Hold("read"), Say("</think>Done.")]
+    )
+    source = ScriptedSource(
+        {"m": engine},
+        template=(TEMPLATES / "xml_function.jinja").read_text(),
+        conventions={"m": _conventions()},
+    )
+    client = start(source=source).client().chat.completions
+    extra: dict[str, Any] = {"enable_thinking": True}
+    stream = client.create(model="m", messages=ASK, tools=[WEATHER], stream=True, extra_body=extra)
+    thought, content = "", ""
+    for chunk in stream:
+        thought += _extra(chunk.choices[0].delta, "reasoning_content") or ""
+        content += chunk.choices[0].delta.content or ""
+        if "but no." in thought:
+            engine.open_gate("read")
+    assert (thought.strip(), content) == (MENTION + " So", "Done.")
 
 
 def test_f13_a_prompt_without_a_think_marker_starts_in_content(server: Server) -> None:

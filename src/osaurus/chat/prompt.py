@@ -16,7 +16,7 @@ from osaurus.chat.history import THINKING_MARKERS, History
 from osaurus.chat.profiles import template_switches
 from osaurus.chat.schemas import tool_views, tools_in_words
 from osaurus.chat.traits import traits_of
-from osaurus.errors import ContextLengthExceeded, InvalidField, TemplateError, ToolsUnsupported
+from osaurus.errors import ContextLengthExceeded, InvalidField, NoChatTemplate, ToolsUnsupported
 from osaurus.parsing.reasoning import REASONING_FORMATS, TAIL_TOKENS, Start, start_of
 from osaurus.runtime.model import LoadedModel, Template, Tokenizer
 from osaurus.types.chat import ChatRequest
@@ -56,7 +56,7 @@ def prepare_prompt(model: LoadedModel, request: ChatRequest) -> PreparedPrompt:
         )
     template = model.template
     if template is None:
-        raise TemplateError(f"{model.model_id} has no chat template; it completes raw text only")
+        raise NoChatTemplate(f"{model.model_id} has no chat template; it completes raw text only")
     if not request.messages:
         raise InvalidField("messages", "must hold at least one message")
     return _Preparation(model, template, request).prompt()
@@ -78,11 +78,10 @@ class _Preparation:
     def prompt(self) -> PreparedPrompt:
         model, request = self._model, self._request
         words = self._tools_in_words()
-        added = model.tokenizer.added_tokens
         history = History(
             request.messages,
             self._traits,
-            markers=[pair for pair in THINKING_MARKERS if all(text in added for text in pair)],
+            markers=self._history_markers(),
             extra_system=words,
         )
         self._notes += history.notes
@@ -191,6 +190,15 @@ class _Preparation:
             views[:-1], tools=tools or None, add_generation_prompt=True, **kwargs
         )
         return before + text
+
+    def _history_markers(self) -> list[tuple[str, str]]:
+        """Pairs that a client may have left in past answers: the family's, and other tokens."""
+        added = self._model.tokenizer.added_tokens
+        pairs = [pair for pair in THINKING_MARKERS if all(text in added for text in pair)]
+        envelope = REASONING_FORMATS.get(self._reasoning or "")
+        if envelope is not None and not envelope.only_first:
+            pairs.append((envelope.openers[0], envelope.closers[0]))
+        return list(dict.fromkeys(pairs))
 
     def _thinking_marks(self) -> tuple[str, ...]:
         """Guarded too where they are no control tokens: a client's text must not decide

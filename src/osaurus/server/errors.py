@@ -27,6 +27,7 @@ from osaurus.errors import (
     InvalidMaxBatchSize,
     LimitError,
     ModelNotFound,
+    NoChatTemplate,
     OsaurusError,
     PayloadTooLarge,
     RequestFailed,
@@ -65,6 +66,7 @@ _KINDS: Mapping[str, Kind] = {
     InvalidField.code: _BAD_REQUEST,
     ContextLengthExceeded.code: _BAD_REQUEST,
     TemplateError.code: _BAD_REQUEST,
+    NoChatTemplate.code: _BAD_REQUEST,
     ToolsUnsupported.code: _BAD_REQUEST,
     ToolChoiceUnsatisfied.code: _BAD_REQUEST,
     InvalidMaxBatchSize.code: _BAD_REQUEST,
@@ -120,7 +122,7 @@ def _param_of(error: OsaurusError) -> str | None:
     match error:
         case InvalidField():
             return error.field
-        case ModelNotFound() | BundleError():
+        case ModelNotFound() | BundleError() | NoChatTemplate():
             return "model"
         case ToolsUnsupported():
             return "tools"

@@ -13,6 +13,8 @@ from osaurus.bundle.template import ChatTemplate
 from osaurus.chat.prompt import PreparedPrompt, prepare_prompt
 from osaurus.chat.traits import Traits, fallbacks, traits_of
 from osaurus.errors import InvalidField, TemplateError
+from osaurus.parsing.selection import FormatChoice
+from osaurus.runtime.conventions import Conventions
 from osaurus.runtime.model import LoadedModel
 from osaurus.types.chat import ChatRequest, Message, Tool, ToolCallRef
 
@@ -178,6 +180,26 @@ def test_short_ids_are_the_same_for_call_and_result_in_every_turn() -> None:
     assert len(short) == 9
     assert f"({short})" in text
     assert _prepare(template, *turns, MORE).text.startswith(text)
+
+
+def test_thinking_left_in_a_past_answer_is_separated_where_the_tags_are_no_tokens() -> None:
+    template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.reasoning_content }}|{{ m.content }}{% endfor %}"
+    )
+    model = LoadedModel(
+        model_id="m",
+        engine=ScriptedEngine(),
+        tokenizer=ByteTokenizer(),
+        template=ChatTemplate(template),
+        conventions=Conventions(
+            formats=FormatChoice(
+                tool_format=None, tool_origin="none", reasoning="think", reasoning_origin="stamp"
+            )
+        ),
+    )
+    past = Message(role="assistant", content="<think>\nhm\n</think>\n\nBecause.")
+    prompt = prepare_prompt(model, ChatRequest(model="m", messages=(QUESTION, past, MORE)))
+    assert "[assistant]hm|Because." in prompt.text
 
 
 def test_a_usual_template_needs_no_fallback_for_conversations() -> None:
