@@ -26,6 +26,7 @@ class Running:
     url: str
     engine: ScriptedEngine
     source: ScriptedSource
+    stack: ExitStack
 
     @property
     def tokenizer(self) -> ByteTokenizer:
@@ -36,7 +37,10 @@ class Running:
         return int(self.url.rpartition(":")[2])
 
     def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=30)
+        """Closed when the server stops: a failed stream leaves its connection open."""
+        return self.stack.enter_context(
+            openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=30)
+        )
 
 
 Start = Callable[..., Running]
@@ -59,7 +63,9 @@ def start() -> Iterator[Start]:
                 source = ScriptedSource({"m": engine})
             config = config or ServerConfig(port=0, drain_s=0.2)
             url = stack.enter_context(running_server(source, config))
-            return Running(url=url, engine=next(iter(source.engines.values())), source=source)
+            return Running(
+                url=url, engine=next(iter(source.engines.values())), source=source, stack=stack
+            )
 
         yield start_server
 
