@@ -39,6 +39,7 @@ from osaurus.errors import (
     OsaurusError,
 )
 from osaurus.kernels.cpu import usable_cores
+from osaurus.kernels.threads import release_team
 from osaurus.models.base import Model
 from osaurus.topology.base import group_layers
 from osaurus.types.engine import CapacitySnapshot, EngineConfig, EventStream, GenerationRequest
@@ -255,13 +256,13 @@ class BatchEngine:
             self._end_everything(error)
 
     def _wait_for_work(self) -> bool:
-        """Apply queued operations; False once the engine shuts down."""
+        """Wait until there is something to do; False once the engine shuts down."""
+        if not (self._operations or self._has_work()):
+            release_team()
         with self._lock:
             while not (self._shutting_down or self._operations or self._has_work()):
                 self._changed.wait()
-            if self._shutting_down:
-                return False
-        return True
+            return not self._shutting_down
 
     def _has_work(self) -> bool:
         return bool(self.scheduler.active or self.scheduler.waiting)

@@ -19,9 +19,8 @@ from torch import Tensor
 
 #: Prefill keys are padded to a multiple of this: the CPU kernel's own tile.
 KEY_TILE = 512
-#: Prefill queries are padded to a multiple of QUERY_TILE and to at least QUERY_MINIMUM,
-#: which keeps the CPU kernel in one of its query-tile regimes.
-QUERY_TILE, QUERY_MINIMUM = 64, 192
+#: Prefill queries are padded to a multiple of this: a lone last row would take another kernel.
+QUERY_TILE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +131,7 @@ def plan_prefill(
     # Blocks that left the window stand in as any block: the mask hides them.
     blocks = [held[0]] * lead + list(held)
     padded_keys = -(-(end - origin) // KEY_TILE) * KEY_TILE
-    padded_rows = max(QUERY_MINIMUM, -(-span.length // QUERY_TILE) * QUERY_TILE)
+    padded_rows = -(-span.length // QUERY_TILE) * QUERY_TILE
     positions = torch.arange(span.first_position, span.first_position + padded_rows)
     positions = positions.clamp_(max=end - 1).unsqueeze(1)
     slots = torch.arange(origin, origin + padded_keys)

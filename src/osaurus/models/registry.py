@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from osaurus.errors import UnsupportedBundle
+from osaurus.kernels.threads import release_team
 from osaurus.models.base import Model
 from osaurus.models.loading import ComputeMode, WeightLoader
 
@@ -35,8 +36,11 @@ def load_model(bundle: Bundle, *, compute_mode: ComputeMode, device: str = "cpu"
             f"{bundle.model_id}: model_type {model_type!r} is not supported yet (served: {served})"
         )
     family = import_module(f"osaurus.models.{FAMILIES[model_type]}")
-    with closing(bundle.open_weights()) as source:
-        loader = WeightLoader(source, compute_mode, device)
-        model: Model = family.load(bundle.config, loader)
-        loader.finish()
+    try:
+        with closing(bundle.open_weights()) as source:
+            loader = WeightLoader(source, compute_mode, device)
+            model: Model = family.load(bundle.config, loader)
+            loader.finish()
+    finally:
+        release_team()  # the engine computes on a thread of its own
     return model
