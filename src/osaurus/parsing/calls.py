@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import regex
@@ -20,16 +19,6 @@ from osaurus.types.events import ToolCall
 
 #: What an explicit envelope does with the name of a tool that was not offered.
 UnknownName = Literal["forward", "drop"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallFailure:
-    """A broken or rejected envelope, for the typed status and for logs: never the payload."""
-
-    format: str
-    reason: str
-    name: str | None
-    length: int  #: characters of the envelope that were read
 
 
 #: No tool is called so: the name's own end was not found.

@@ -13,15 +13,16 @@ messages are no envelopes in a text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from typing import ClassVar, Self
 
 import regex
 
 from osaurus.parsing.arguments import Toolset
-from osaurus.parsing.calls import CallFailure, Calls, object_arguments
+from osaurus.parsing.calls import Calls, object_arguments
 from osaurus.parsing.markers import MIN_HALF_MARKER, MarkerSet
-from osaurus.parsing.pieces import Piece, Rail
+from osaurus.parsing.pieces import CallFailure, Piece, Rail
 from osaurus.parsing.rails import Rails
 from osaurus.parsing.reasoning import Start
 from osaurus.parsing.source import Cut, Malformed, Reader, Source
@@ -71,10 +72,6 @@ class HarmonyMachine:
     def in_reasoning(self) -> bool:
         return self._state is _State.TEXT and self._is_thinking
 
-    @property
-    def has_failed(self) -> bool:
-        return bool(self.failures)
-
     def push(self, text: str) -> list[Piece]:
         self._source.feed(text)
         self._run()
@@ -93,14 +90,7 @@ class HarmonyMachine:
         return self._rails.take()
 
     def _run(self) -> None:
-        steps = {
-            _State.BETWEEN: self._step_between,
-            _State.HEADER: self._step_header,
-            _State.TEXT: self._step_text,
-            _State.CALL: self._step_call,
-            _State.SKIPPING: self._step_skipping,
-        }
-        while steps[self._state]():
+        while self._STEPS[self._state](self):
             pass
 
     # -- steps: each returns False when it needs more text
@@ -259,6 +249,14 @@ class HarmonyMachine:
                     length=self._call_length,
                 )
             )
+
+    _STEPS: ClassVar[Mapping[_State, Callable[[Self], bool]]] = {
+        _State.BETWEEN: _step_between,
+        _State.HEADER: _step_header,
+        _State.TEXT: _step_text,
+        _State.CALL: _step_call,
+        _State.SKIPPING: _step_skipping,
+    }
 
 
 def _is_cut(source: Source) -> bool:

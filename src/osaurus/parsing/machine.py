@@ -20,15 +20,16 @@ What a reader has consumed is never scanned a second time for calls, so the work
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from typing import ClassVar, Self
 
 from osaurus.parsing.arguments import Toolset
-from osaurus.parsing.calls import CallFailure, Calls
+from osaurus.parsing.calls import Calls
 from osaurus.parsing.finder import Finder
 from osaurus.parsing.formats.base import BareOpener, Opener, ToolFormat
 from osaurus.parsing.markers import MIN_HALF_MARKER, Hit
-from osaurus.parsing.pieces import Piece, Rail
+from osaurus.parsing.pieces import CallFailure, Piece, Rail
 from osaurus.parsing.plan import Plan, plan_for
 from osaurus.parsing.rails import Rails
 from osaurus.parsing.reasoning import ReasoningFormat, Start
@@ -111,10 +112,6 @@ class Machine:
             return self._envelope.in_block
         return self._state in (_State.THINKING, _State.HEADER)
 
-    @property
-    def has_failed(self) -> bool:
-        return bool(self.failures)
-
     def push(self, text: str) -> list[Piece]:
         self._source.feed(text)
         self._run()
@@ -135,16 +132,7 @@ class Machine:
         return rails.take()
 
     def _run(self) -> None:
-        steps = {
-            _State.LEAD: self._step_lead,
-            _State.CONTENT: self._step_content,
-            _State.HEADER: self._step_header,
-            _State.THINKING: self._step_thinking,
-            _State.OPENED: self._step_opened,
-            _State.READING: self._step_reading,
-            _State.SKIPPING: self._step_skipping,
-        }
-        while steps[self._state]():
+        while self._STEPS[self._state](self):
             pass
 
     # -- steps: each returns False when it needs more text
@@ -462,3 +450,13 @@ class Machine:
             and opener == reasoning.openers[0]
         )
         self._state = _State.HEADER if has_header else _State.THINKING
+
+    _STEPS: ClassVar[Mapping[_State, Callable[[Self], bool]]] = {
+        _State.LEAD: _step_lead,
+        _State.CONTENT: _step_content,
+        _State.HEADER: _step_header,
+        _State.THINKING: _step_thinking,
+        _State.OPENED: _step_opened,
+        _State.READING: _step_reading,
+        _State.SKIPPING: _step_skipping,
+    }

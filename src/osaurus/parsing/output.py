@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from osaurus.parsing.detokenize import Detokenizer, TokenBytes
-from osaurus.parsing.pieces import OutputMachine, Piece, Rail
+from osaurus.parsing.pieces import CallFailure, OutputMachine, Piece, Rail
 from osaurus.parsing.stop import StopMatcher
 from osaurus.types.events import (
     Chunk,
@@ -101,7 +101,12 @@ class OutputPipeline:
 
     @property
     def tool_call_protocol_failure(self) -> bool:
-        return self._machine_failed or (self._machine is not None and self._machine.has_failed)
+        return self._machine_failed or bool(self.call_failures)
+
+    @property
+    def call_failures(self) -> Sequence[CallFailure]:
+        """What broke, for the status of this response."""
+        return () if self._machine is None else self._machine.failures
 
     def push(self, token_id: int, logprob: TokenLogprob | None = None) -> list[Event]:
         """Events that this token makes certain. Nothing once `halted`."""
@@ -127,6 +132,8 @@ class OutputPipeline:
         if self._machine is not None and not self._machine_failed:
             self.unclosed_reasoning = self._machine.in_reasoning
             events += self._emit(self._close())
+            for failure in self._machine.failures:
+                logger.info("malformed_tool_call_envelope: %s", failure)
         if self.halted:
             return _joined(events)
         self._show(events, self._stop.flush())

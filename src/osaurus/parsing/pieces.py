@@ -6,6 +6,7 @@ lets `output.py` say for each token whether it was shown, thought or protocol.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -21,6 +22,16 @@ class Rail(Enum):
     THINK_MARK = "think_mark"  #: reasoning markers and blank blocks: dropped, counted as thinking
     PROTOCOL = "protocol"  #: a call's envelope: dropped, previewed
     NOISE = "noise"  #: orphan closers, line breaks that touch a call: dropped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFailure:
+    """A broken or rejected envelope, for the typed status and for logs: never the payload."""
+
+    format: str
+    reason: str
+    name: str | None  #: if it was read
+    length: int  #: characters of the envelope that were read
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +56,8 @@ class OutputMachine(Protocol):
         ...
 
     @property
-    def has_failed(self) -> bool:
-        """A call's envelope was broken or rejected."""
+    def failures(self) -> Sequence[CallFailure]:
+        """The envelopes so far that were broken or rejected."""
         ...
 
     def push(self, text: str) -> list[Piece]: ...

@@ -211,12 +211,21 @@ class Source:
             until = hit.start if hit else stops.partial(self.text, self.pos, self.end)
             parts.append(self.text[self.pos : until])
             length += until - self.pos
-            self.pos = hit.end if hit else until
-            if at_most is not None and length > at_most:
-                raise Malformed(f"a name is longer than {at_most} characters")
+            self.pos = until
+            self.limit(length, at_most)
             if hit:
+                self.pos = hit.end
                 return "".join(parts), hit.marker
             yield from self.more()
+
+    def limit(self, length: int, at_most: int | None) -> None:
+        """Raise `Malformed` when `length` characters are too many, at the first too many.
+
+        Going back to it makes the place of the fault independent of how the text came.
+        """
+        if at_most is not None and length > at_most:
+            self.pos -= length - at_most
+            raise Malformed(f"longer than {at_most} characters")
 
     def ahead(
         self, pattern: regex.Pattern[str], *, drops_cut: bool = False

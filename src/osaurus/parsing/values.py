@@ -158,8 +158,7 @@ def read_string(source: Source, *, at_most: int | None = None) -> Reader[str]:
         parts.append(source.text[source.pos : stop])
         length += stop - source.pos
         source.pos = stop
-        if at_most is not None and length > at_most:
-            raise Malformed(f"a name is longer than {at_most} characters")
+        source.limit(length, at_most)
         if stop < source.end and source.text[stop] == '"':
             source.pos += 1
             break
@@ -186,8 +185,7 @@ def read_run(source: Source, pattern: regex.Pattern[str], at_most: int) -> Reade
         parts.append(source.text[source.pos : stop])
         length += stop - source.pos
         source.pos = stop
-        if length > at_most:
-            raise Malformed(f"a scalar is longer than {at_most} characters")
+        source.limit(length, at_most)
         if stop < source.end:
             return "".join(parts)
         yield from source.more()

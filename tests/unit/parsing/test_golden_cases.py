@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from osaurus.parsing.output import OutputPipeline
 from osaurus.types.chat import Tool
+from osaurus.types.events import Chunk, Event, Reasoning, TokenLogprob, ToolCall
 from unit.parsing.transcripts import Outcome, cut, every, machine_for, read, separate
 
 CASES: list[dict[str, Any]] = [
@@ -84,6 +86,46 @@ def test_no_beginning_of_the_case_has_a_call_that_the_whole_has_not(case: dict[s
         part = run(case, [text[:length]])
         known = [json.dumps(call) for call in whole.calls]
         assert [json.dumps(call) for call in part.calls] == known[: len(part.calls)], text[:length]
+
+
+class ByteTokens:
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id])
+
+
+@each_case
+def test_through_the_pipeline_byte_by_byte_each_shown_byte_has_its_logprob(
+    case: dict[str, Any],
+) -> None:
+    """Tokens of one byte cut every marker and character; the rails' logprobs spell the rails."""
+    machine = machine_for(case["family"], tools_of(case), thinking=case["start_in_reasoning"])
+    pipeline = OutputPipeline(ByteTokens(), machine=machine)
+    events: list[Event] = []
+    data = case["text"].encode()
+    for place, byte in enumerate(data):
+        token = TokenLogprob(token_id=byte, text="", data=data[place : place + 1], logprob=-place)
+        events += pipeline.push(byte, token)
+    events += pipeline.finish()
+
+    def of(kind: type[Chunk | Reasoning]) -> tuple[str, list[TokenLogprob]]:
+        rail = [event for event in events if isinstance(event, kind)]
+        logprobs = [each for event in rail for each in event.logprobs]
+        return "".join(event.text for event in rail), logprobs
+
+    calls = tuple((e.name, dict(e.arguments)) for e in events if isinstance(e, ToolCall))
+    for text, logprobs in (of(Chunk), of(Reasoning)):
+        assert b"".join(each.data for each in logprobs).decode() == text
+        places = [-each.logprob for each in logprobs]
+        assert places == sorted(set(places))
+    outcome = Outcome(
+        content=of(Chunk)[0],
+        reasoning=of(Reasoning)[0],
+        calls=calls,
+        unclosed=pipeline.unclosed_reasoning,
+        failed=pipeline.tool_call_protocol_failure,
+    )
+    assert outcome.as_json() == run(case, [case["text"]]).as_json()
+    assert (pipeline.reasoning_tokens > 0) >= bool(outcome.reasoning)
 
 
 def test_all_cases_are_here() -> None:
