@@ -31,6 +31,7 @@ from osaurus.engine.runner import Runner
 from osaurus.engine.sampler import Sampled, TokenSampler, sample_rows
 from osaurus.engine.scheduler import RowSpan, Scheduler
 from osaurus.engine.stats import EngineStats
+from osaurus.engine.threads import DecodeThreads
 from osaurus.errors import (
     ContextLengthExceeded,
     EngineShutdown,
@@ -112,6 +113,7 @@ class BatchEngine:
         self._stopped = threading.Event()
         self._high_watermark = 0
         self._steps_to_purge = PURGE_INTERVAL_STEPS
+        self._decode_threads = DecodeThreads(usable_cores(), torch.set_num_threads)
         self._thread: threading.Thread | None = None
         if start:
             self._thread = threading.Thread(target=self._run, name=f"engine:{name}", daemon=True)
@@ -317,8 +319,12 @@ class BatchEngine:
         spans = self.scheduler.plan_decode()
         if not spans:
             return
-        self.stats = self.stats.plus(decode_rows=sum(span.count for span in spans))
-        for group, sampled in self._run_decode(spans):
+        rows = sum(span.count for span in spans)
+        self.stats = self.stats.plus(decode_rows=rows)
+        self._decode_threads.begin()
+        outcome = self._run_decode(spans)
+        self._decode_threads.end(rows)
+        for group, sampled in outcome:
             outcomes = iter(sampled)
             for span in group:
                 self.scheduler.fed(span)
@@ -397,6 +403,7 @@ class BatchEngine:
         if span is None:
             return
         start = self._clock()
+        self._decode_threads.use()
         try:
             self._runner.prefill(span)
         except Exception as failure:  # noqa: BLE001 - it becomes that request's error
