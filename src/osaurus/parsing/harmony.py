@@ -72,6 +72,10 @@ class HarmonyMachine:
     def in_reasoning(self) -> bool:
         return self._state is _State.TEXT and self._is_thinking
 
+    @property
+    def has_failed(self) -> bool:
+        return bool(self.failures)
+
     def push(self, text: str) -> list[Piece]:
         self._source.feed(text)
         self._run()

@@ -112,6 +112,10 @@ class Machine:
             return self._envelope.in_block
         return self._state in (_State.THINKING, _State.HEADER)
 
+    @property
+    def has_failed(self) -> bool:
+        return bool(self.failures)
+
     def push(self, text: str) -> list[Piece]:
         self._source.feed(text)
         self._run()

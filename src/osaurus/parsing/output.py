@@ -101,7 +101,7 @@ class OutputPipeline:
 
     @property
     def tool_call_protocol_failure(self) -> bool:
-        return self._machine_failed or bool(self.call_failures)
+        return self._machine_failed or (self._machine is not None and self._machine.has_failed)
 
     @property
     def call_failures(self) -> Sequence[CallFailure]:

@@ -56,6 +56,11 @@ class OutputMachine(Protocol):
         ...
 
     @property
+    def has_failed(self) -> bool:
+        """Whether there are `failures`."""
+        ...
+
+    @property
     def failures(self) -> Sequence[CallFailure]:
         """The envelopes so far that were broken or rejected."""
         ...

@@ -34,6 +34,7 @@ class Bytes:
 class Scripted:
     """A machine that gives each pushed text the next rail of its script."""
 
+    has_failed = False
     failures = ()
 
     def __init__(self, *script: Rail | ToolCall | Exception, in_reasoning: bool = False) -> None:

@@ -75,7 +75,7 @@ def separate(machine: OutputMachine, pieces: Iterable[str]) -> Outcome:
         reasoning="".join(piece.text for piece in out if piece.rail is Rail.REASONING),
         calls=tuple((call.name, dict(call.arguments)) for piece in out for call in piece.calls),
         unclosed=unclosed,
-        failed=bool(machine.failures),
+        failed=machine.has_failed,
     )
 
 
