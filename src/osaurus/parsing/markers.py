@@ -32,12 +32,12 @@ class MarkerSet:
     never lets a false start hide a real marker inside it (`<<tool_call>`).
     """
 
-    __slots__ = ("_first", "_longest", "_pattern", "_prefixes", "markers")
+    __slots__ = ("_first", "_pattern", "_prefixes", "longest", "markers")
 
     def __init__(self, markers: Iterable[str]) -> None:
         self.markers = frozenset(markers)
         ordered = sorted(self.markers, key=lambda marker: (-len(marker), marker))
-        self._longest = max(map(len, ordered), default=0)
+        self.longest = max(map(len, ordered), default=0)
         self._prefixes = frozenset(m[:n] for m in ordered for n in range(1, len(m)))
         # `(?!)` never matches: an empty set finds nothing.
         self._pattern = regex.compile("|".join(map(regex.escape, ordered)) or "(?!)")
@@ -54,7 +54,7 @@ class MarkerSet:
 
     def partial(self, text: str, start: int, end: int) -> int:
         """Where an unfinished marker begins; `end` when there is none."""
-        tail = max(start, end - self._longest + 1)
+        tail = max(start, end - self.longest + 1)
         for found in self._first.finditer(text, tail, end):
             if text[found.start() : end] in self._prefixes:
                 return found.start()

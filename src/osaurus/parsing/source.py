@@ -207,8 +207,11 @@ class Source:
         parts: list[str] = []
         length = 0
         while True:
-            hit = stops.find(self.text, self.pos, self.end)
-            until = hit.start if hit else stops.partial(self.text, self.pos, self.end)
+            # Past `at_most` there is nothing to look for: a search to the end would be in vain.
+            room = len(self.text) if at_most is None else at_most - length + stops.longest
+            end = min(self.end, self.pos + room)
+            hit = stops.find(self.text, self.pos, end)
+            until = hit.start if hit else stops.partial(self.text, self.pos, end)
             parts.append(self.text[self.pos : until])
             length += until - self.pos
             self.pos = until

@@ -153,7 +153,10 @@ def read_string(source: Source, *, at_most: int | None = None) -> Reader[str]:
     parts: list[str] = []
     length = 0
     while True:
-        found = _STRING_BODY.match(source.text, source.pos, source.end)
+        # One more than allowed, and room for the second half of an escape.
+        room = len(source.text) if at_most is None else at_most - length + 2
+        end = min(source.end, source.pos + room)
+        found = _STRING_BODY.match(source.text, source.pos, end)
         stop = found.end() if found else source.pos
         parts.append(source.text[source.pos : stop])
         length += stop - source.pos
@@ -180,7 +183,7 @@ def read_run(source: Source, pattern: regex.Pattern[str], at_most: int) -> Reade
     parts: list[str] = []
     length = 0
     while True:
-        found = pattern.match(source.text, source.pos, source.end)
+        found = pattern.match(source.text, source.pos, min(source.end, source.pos + at_most + 1))
         stop = found.end() if found else source.pos
         parts.append(source.text[source.pos : stop])
         length += stop - source.pos
