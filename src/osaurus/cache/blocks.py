@@ -184,9 +184,12 @@ class BlockTable:
             self.blocks.append(pool.allocate(self.group))
 
     def drop_before(self, token: int, pool: BlockPool) -> None:
-        """Release blocks that lie wholly before `token`."""
+        """Release blocks that lie wholly before `token`, cleared: nothing that comes later
+        reads them, so nothing shows whether their values were finite."""
         while self.blocks and (self.first_block + 1) * pool.block_tokens <= token:
-            pool.release(self.group, self.blocks.pop(0))
+            block = self.blocks.pop(0)
+            pool.clear_block(self.group, block)
+            pool.release(self.group, block)
             self.first_block += 1
 
     def fork(self, num_tokens: int, pool: BlockPool) -> BlockTable:

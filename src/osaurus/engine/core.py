@@ -9,6 +9,7 @@ test builds the engine with `start=False` and calls `step()` itself.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
@@ -20,6 +21,7 @@ import torch
 
 from osaurus.cache.blocks import BlockPool, BlockTable
 from osaurus.engine.client import Mailbox, Stream
+from osaurus.engine.decode_threads import DecodeThreads
 from osaurus.engine.memory import (
     default_kv_budget,
     keep_heap_pages,
@@ -31,7 +33,6 @@ from osaurus.engine.runner import Runner
 from osaurus.engine.sampler import Sampled, TokenSampler, sample_rows
 from osaurus.engine.scheduler import RowSpan, Scheduler
 from osaurus.engine.stats import EngineStats
-from osaurus.engine.threads import DecodeThreads
 from osaurus.errors import (
     ContextLengthExceeded,
     EngineShutdown,
@@ -40,11 +41,13 @@ from osaurus.errors import (
     OsaurusError,
 )
 from osaurus.kernels.cpu import usable_cores
-from osaurus.kernels.threads import release_team
+from osaurus.kernels.openmp import release_team
 from osaurus.models.base import Model
 from osaurus.topology.base import group_layers
 from osaurus.types.engine import CapacitySnapshot, EngineConfig, EventStream, GenerationRequest
 from osaurus.types.events import Info, PrefillProgress, StopReason
+
+logger = logging.getLogger(__name__)
 
 #: Loop steps between two returns of free heap pages to the system.
 PURGE_INTERVAL_STEPS = 256
@@ -82,7 +85,9 @@ class BatchEngine:
         limit = min(model.max_context_tokens, config.max_context_tokens or 1 << 62)
         budget = config.kv_budget_bytes
         if budget is None:
-            budget = default_kv_budget(groups, size, model.kv_dtype, limit, config.max_batch_size)
+            budget = default_kv_budget(
+                groups, size, model.kv_dtype, limit, config.max_batch_size, model.device
+            )
         self.pool = BlockPool(
             groups,
             block_tokens=size,
@@ -105,7 +110,8 @@ class BatchEngine:
         self._token_bytes = token_bytes
         self._gate = gate
         self._clock = clock
-        self._lock = threading.Lock()
+        # Reentrant: the collector may drop a stream, which cancels, on a thread that holds it.
+        self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._operations: list[Callable[[], None]] = []
         self._requests: dict[str, list[Request]] = {}
@@ -280,6 +286,10 @@ class BatchEngine:
         self._apply_operations()
         self._settle_cancelled()
         with torch.inference_mode(), self._gate():
+            # The gate may have been held for a whole load of another model.
+            self._settle_cancelled()
+            if self._shutting_down:
+                return
             self._admit()
             self._decode()
             self._prefill()
@@ -294,7 +304,10 @@ class BatchEngine:
 
     def _admit(self) -> None:
         now = self._clock()
-        for request in self.scheduler.admit():
+        with self._lock:
+            admitted = self.scheduler.admit()
+            self._high_watermark = max(self._high_watermark, len(self.scheduler.active))
+        for request in admitted:
             request.last_progress_at = now
             if request.admitted_at is None:
                 request.admitted_at = now
@@ -313,7 +326,6 @@ class BatchEngine:
                     request,
                     PrefillProgress(stage="prefill", completed=0, total=total, detail="running"),
                 )
-        self._high_watermark = max(self._high_watermark, len(self.scheduler.active))
 
     def _decode(self) -> None:
         spans = self.scheduler.plan_decode()
@@ -326,8 +338,10 @@ class BatchEngine:
         self._decode_threads.end(rows)
         for group, sampled in outcome:
             outcomes = iter(sampled)
+            now = self._clock()
             for span in group:
                 self.scheduler.fed(span)
+                span.request.last_progress_at = now
                 if span.reaches_end:
                     self._guarded(span.request, self._settle_token, next(outcomes))
 
@@ -426,8 +440,10 @@ class BatchEngine:
         )
 
     def _report(self, request: Request, progress: PrefillProgress) -> None:
-        """Progress belongs before the first token; a preempted request reports none again."""
-        if not request.generated:
+        """Progress belongs before the first token and never goes back, so a request that was
+        preempted in its prefill is silent until it is further than it was."""
+        if not request.generated and progress.completed >= request.reported_tokens:
+            request.reported_tokens = progress.completed
             request.mailbox.put(progress)
 
     def _guarded(
@@ -461,26 +477,31 @@ class BatchEngine:
             error = error or f"{type(failure).__name__}: {failure}"
             code = code or "request_failed"
             reason = "cancelled"
-        request.mailbox.put(request.info(self._clock(), reason, error, code))
-        if reason == "cancelled" and request.first_token_at is None:
-            # Nothing proved its KV finite.
-            request.poisoned = True
+        info = request.info(self._clock(), reason, error, code)
+        # Without a first token nothing has shown its keys and values finite.
+        request.poisoned |= reason == "cancelled" and request.first_token_at is None
         with self._lock:
-            self.scheduler.remove(request)
+            request.phase = Phase.FINISHED
             choices = self._requests.get(request.request_id, [])
             if all(choice.phase is Phase.FINISHED for choice in choices):
                 self._requests.pop(request.request_id, None)
+        request.mailbox.put(info)
+        try:
+            self.scheduler.remove(request)
+        finally:
+            request.mailbox.mark_drained()
         self.stats = self.stats.plus(
             finished_requests=1, cancelled_requests=int(reason == "cancelled")
         )
         if request.num_prompt >= PURGE_PROMPT_TOKENS:
             self._steps_to_purge = 0
-        request.mailbox.mark_drained()
 
     def _watch(self) -> None:
         now = self._clock()
         for request in list(self.scheduler.active):
-            still = request.phase in (Phase.DECODE, Phase.FORKING)
+            source = request.fork_source
+            waits = request.phase is Phase.FORKING and source and source.phase is Phase.PREFILL
+            still = request.phase in (Phase.DECODE, Phase.FORKING) and not waits
             if still and now - request.last_progress_at > WATCHDOG_S:
                 self._fail(request, TimeoutError(f"no progress for {WATCHDOG_S:.0f} s"))
 
@@ -493,10 +514,16 @@ class BatchEngine:
     def _end_everything(self, error: str | None) -> None:
         with self._lock:
             self._shutting_down = True
-        self._apply_operations()
-        for request in [*self.scheduler.active, *self.scheduler.waiting]:
-            self._finish(request, "cancelled", error, "engine_error" if error else None)
-        self._stopped.set()
+        try:
+            self._apply_operations()
+            for request in [*self.scheduler.active, *self.scheduler.waiting]:
+                try:
+                    self._finish(request, "cancelled", error, "engine_error" if error else None)
+                except Exception:
+                    # A device that is gone cannot clear blocks; every consumer still hears.
+                    logger.exception("request %s: its blocks were not released", request.request_id)
+        finally:
+            self._stopped.set()
 
     def check(self) -> None:
         """Invariants that hold between steps; raises AssertionError."""

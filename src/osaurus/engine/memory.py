@@ -6,6 +6,7 @@ import ctypes
 import sys
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 
 import psutil
 import torch
@@ -17,6 +18,9 @@ from osaurus.topology.base import KVGroup
 #: Share of the memory available at load that the KV pool may grow to.
 KV_MEMORY_SHARE = 0.25
 
+#: Bytes a CUDA allocator may hold unused before a purge gives them back.
+CUDA_UNUSED_RESERVE = 512 << 20
+
 #: mallopt parameters, from glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
@@ -27,12 +31,27 @@ def default_kv_budget(
     dtype: torch.dtype,
     max_context_tokens: int,
     max_batch_size: int,
+    device: torch.device,
 ) -> int:
-    """Bytes: a quarter of available memory, or less when a full batch of full contexts
-    needs less."""
+    """Bytes: a quarter of the memory available on the device, or less when a full batch of
+    full contexts needs less."""
     blocks = -(-max_context_tokens // block_tokens) + 1
     most = blocks * max_batch_size * sum(g.block_bytes(block_tokens, dtype) for g in groups)
-    return min(most, int(psutil.virtual_memory().available * KV_MEMORY_SHARE))
+    return min(most, int(available_bytes(device) * KV_MEMORY_SHARE))
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory this process may still take: the device's own, or the host's within the limit
+    of the cgroup it runs in."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    available = psutil.virtual_memory().available
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists():
+        text = limit.read_text().strip()
+        if text != "max":
+            available = min(available, max(0, int(text) - int(used.read_text())))
+    return available
 
 
 def longest_context(pool: BlockPool, limit: int, chunk_tokens: int) -> int:
@@ -85,7 +104,12 @@ def keep_heap_pages() -> None:
 
 
 def trim_heap() -> None:
-    """Return free heap pages to the system where the C library can."""
+    """Return free heap pages to the system where the C library can, and a CUDA device's
+    unused reserve when it is worth the pause."""
+    if torch.cuda.is_initialized():
+        unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        if unused > CUDA_UNUSED_RESERVE:
+            torch.cuda.empty_cache()
     libc = _libc()
     if libc is not None:
         libc.malloc_trim(0)

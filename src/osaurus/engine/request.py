@@ -52,6 +52,7 @@ class Request:
     admitted_at: float | None = None
     first_token_at: float | None = None
     last_progress_at: float = 0.0
+    reported_tokens: int = 0  #: prefill progress told so far
     poisoned: bool = False  #: its KV may hold values that are not finite
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from osaurus.cache.blocks import BlockPool
@@ -33,3 +34,5 @@ class Runner:
         """Feed one chunk; its keys and values are in the pool on return."""
         batch = build_batch([span], self._pool, prefill=True, device=self._model.device)
         self._model.forward(batch, self._kv)
+        if self._model.device.type == "cuda":
+            torch.cuda.synchronize(self._model.device)  # its time and progress are then true

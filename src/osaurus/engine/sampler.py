@@ -20,6 +20,9 @@ from osaurus.kernels.sample import gumbel_noise
 from osaurus.types.events import TokenLogprob
 from osaurus.types.sampling import SamplingParams
 
+#: Below this a temperature is 0: scores divided by it would leave float32.
+LOWEST_TEMPERATURE = 1e-5
+
 #: Top-p looks among this many best tokens first; sorting a whole vocabulary takes 3 ms.
 NUCLEUS_FIRST_LOOK = 512
 
@@ -49,12 +52,17 @@ class TokenSampler:
         bias = {t: b for t, b in params.logit_bias.items() if 0 <= t < vocab_size}
         self._bias_ids = torch.tensor(list(bias), dtype=torch.int64)
         self._bias = torch.tensor(list(bias.values()), dtype=torch.float32)
-        self._held_back = torch.tensor(sorted(stop_token_ids), dtype=torch.int64)
+        held_back = sorted(t for t in stop_token_ids if 0 <= t < vocab_size)
+        self._held_back = torch.tensor(held_back, dtype=torch.int64)
+
+    @property
+    def _is_greedy(self) -> bool:
+        return self.params.temperature < LOWEST_TEMPERATURE
 
     @property
     def is_plain_greedy(self) -> bool:
         return (
-            self.params.temperature == 0
+            self._is_greedy
             and self._penalties is None
             and self._bias.numel() == 0
             and not self.params.logprobs
@@ -83,7 +91,7 @@ class TokenSampler:
     def draw(self, row: Tensor, position: int) -> int:
         """Choose from a processed row [V] for the token at `position`."""
         params = self.params
-        if params.temperature == 0:
+        if self._is_greedy:
             return int(row.argmax())
         scores, ids = _candidates(row / params.temperature, params)
         noise = gumbel_noise(self.seed, position, ids)

@@ -60,6 +60,7 @@ class Scheduler:
         self._latency_budget_s = latency_budget_s
         self._shared_chunk = min(chunk_tokens, 2 * MIN_CHUNK_TOKENS)
         self._last_prefilled: Request | None = None
+        self._chunk_was_shared = False
 
     def admit(self) -> list[Request]:
         """Move requests from the queue's head into the batch; return those admitted."""
@@ -131,10 +132,13 @@ class Scheduler:
         if not self._make_room(request, request.num_computed + count):
             return None
         self._last_prefilled = request
+        self._chunk_was_shared = sharing
         return RowSpan(request, request.num_computed, count)
 
     def learn_chunk_time(self, count: int, took_s: float) -> None:
         """Size the next shared chunk by how long the last one held the streams up."""
+        if not self._chunk_was_shared:
+            return
         if took_s > self._latency_budget_s:
             self._shared_chunk = max(MIN_CHUNK_TOKENS, min(self._shared_chunk, count) // 2)
         elif count >= self._shared_chunk and took_s < self._latency_budget_s / 2:
@@ -189,6 +193,8 @@ class Scheduler:
     def preempt(self, request: Request) -> None:
         """Back to the head of the queue, without blocks. What it has generated stays."""
         self.active.remove(request)
+        # Until a first token was sampled nothing has shown its keys and values finite.
+        request.poisoned |= request.first_token_at is None
         request.release_blocks(self.pool)
         request.phase = Phase.WAITING
         self.waiting.appendleft(request)

@@ -17,8 +17,6 @@ class EngineStats:
     finished_requests: int = 0
     failed_requests: int = 0
     cancelled_requests: int = 0
-    preemptions: int = 0
-    forks: int = 0
     forward_retries: int = 0
 
     def plus(self, **counts: int) -> EngineStats:

@@ -43,7 +43,7 @@ class DecodePlan:
     pair_block: Tensor  # [P] int64: block of each (row, block) pair
     pair_row: Tensor  # [P] int64: row of each pair, ascending
     row_pairs: Tensor  # [T] int64: pairs of each row
-    mask: Tensor  # [P, 1, 1, block] float32: 0 or -inf
+    hidden: Tensor  # [P, 1, 1, block] bool, True = may not read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +80,11 @@ def plan_decode(
     reads = slots <= torch.tensor(lasts).unsqueeze(1)
     if window is not None:
         reads &= slots >= torch.tensor(firsts).unsqueeze(1)
-    mask = torch.zeros(reads.shape).masked_fill_(~reads, float("-inf"))
     return DecodePlan(
         pair_block=torch.tensor(pair_block).to(device),
         pair_row=torch.repeat_interleave(counts).to(device),
         row_pairs=counts.to(device),
-        mask=mask[:, None, None, :].to(device),
+        hidden=~reads[:, None, None, :].to(device),
     )
 
 
@@ -102,7 +101,8 @@ def decode_attention(q: Tensor, storage: Tensor, plan: DecodePlan, k_dim: int) -
     scores = torch.bmm(
         queries.view(pairs * kv_heads, per_kv, k_dim), kv[..., :k_dim].transpose(1, 2)
     )
-    scores = scores.view(pairs, kv_heads, per_kv, block).add_(plan.mask)
+    scores = scores.view(pairs, kv_heads, per_kv, block)
+    scores.masked_fill_(plan.hidden, float("-inf"))
     best = _by_row(scores.amax(-1), "max", plan)
     weights = torch.exp(scores.sub_(best.index_select(0, plan.pair_row).unsqueeze(-1)))
     values = torch.bmm(weights.view(pairs * kv_heads, per_kv, block), kv[..., k_dim:])

@@ -24,7 +24,7 @@ from osaurus.kernels.rope import RotaryTable, apply_rope, inverse_frequencies
 from osaurus.models.base import ForwardBatch, ForwardOutput, LayerKV
 from osaurus.models.loading import WeightLoader
 from osaurus.quant.grouped import GroupedWeight
-from osaurus.quant.linear import Embedding, Linear
+from osaurus.quant.linear import Embedding, Linear, fused_linear
 from osaurus.topology.base import AttentionTopology
 
 
@@ -51,12 +51,24 @@ class LlamaConfig:
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> LlamaConfig:
         """Raises `UnsupportedBundle` naming a field that is missing or cannot be served."""
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"):
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+        ):
             if not isinstance(config.get(name), int):
                 raise UnsupportedBundle(f"config.json: {name} is missing or not a whole number")
         if config.get("hidden_act", "silu") not in ("silu", "swish"):
             raise UnsupportedBundle(f"config.json: hidden_act {config['hidden_act']!r}")
         heads = int(config["num_attention_heads"])
+        kv_heads = int(config.get("num_key_value_heads") or heads)
+        if heads % kv_heads:
+            raise UnsupportedBundle(
+                f"config.json: num_attention_heads {heads} is no multiple of "
+                f"num_key_value_heads {kv_heads}"
+            )
         head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
         # transformers 5 moved rope settings into one mapping.
         rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
@@ -68,7 +80,7 @@ class LlamaConfig:
             intermediate_size=config["intermediate_size"],
             num_hidden_layers=config["num_hidden_layers"],
             num_attention_heads=heads,
-            num_key_value_heads=int(config.get("num_key_value_heads") or heads),
+            num_key_value_heads=kv_heads,
             head_dim=head_dim,
             rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
             rope_theta=float(theta),
@@ -111,11 +123,7 @@ class LlamaModel:
         )
         self._layers = [_Block(config, loader, i) for i in range(config.num_hidden_layers)]
         self._norm = loader.vector("model.norm.weight", config.hidden_size)
-        self._head = self._embed
-        if loader.has("lm_head.weight") and not config.tie_word_embeddings:
-            self._head = loader.embedding("lm_head.weight", config.vocab_size, config.hidden_size)
-        elif config.tie_word_embeddings:
-            loader.skip("lm_head.weight")
+        self._head = self._load_head(loader)
         frequencies, factor = inverse_frequencies(
             config.rotary_dim,
             config.rope_theta,
@@ -123,6 +131,17 @@ class LlamaModel:
             config.max_position_embeddings,
         )
         self._rotary = RotaryTable(frequencies, factor, loader.device)
+
+    def _load_head(self, loader: WeightLoader) -> Embedding:
+        """The embedding serves as the head when the config ties them. A stored head of other
+        values wins, as in transformers: somebody trained it."""
+        name = "lm_head.weight"
+        if self.config.tie_word_embeddings and (
+            not loader.has(name) or loader.is_copy(name, "model.embed_tokens.weight")
+        ):
+            loader.skip(name)
+            return self._embed
+        return loader.embedding(name, self.config.vocab_size, self.config.hidden_size)
 
     @property
     def layers_topology(self) -> tuple[AttentionTopology, ...]:
@@ -248,19 +267,22 @@ def _load_qkv(config: LlamaConfig, loader: WeightLoader, prefix: str) -> Linear:
         loader.matrix(f"{name}.weight", (size, config.hidden_size))
         for name, size in zip(names, sizes, strict=True)
     ]
+    biases = loader.biases(names, sizes)
     if config.rope_interleaved:
-        weights = [
-            _half_split(weights[0], heads[0], dim),
-            _half_split(weights[1], heads[1], dim),
-            weights[2],
-        ]
-    return loader.fuse(weights, names, sizes)
+        for i in (0, 1):  # q and k; values have no rotary
+            rows = _half_split_rows(heads[i], dim)
+            weight, bias = weights[i], biases[i]
+            weights[i] = (
+                weight.select_rows(rows) if isinstance(weight, GroupedWeight) else weight[rows]
+            )
+            biases[i] = None if bias is None else bias[rows]
+    return fused_linear(weights, biases)
 
 
-def _half_split(weight: GroupedWeight | Tensor, heads: int, dim: int) -> GroupedWeight | Tensor:
+def _half_split_rows(heads: int, dim: int) -> Tensor:
+    """Where each row of the half-split order lies among rows in adjacent-pair order."""
     order = torch.cat([torch.arange(0, dim, 2), torch.arange(1, dim, 2)])
-    rows = (torch.arange(heads).unsqueeze(1) * dim + order).flatten()
-    return weight.select_rows(rows) if isinstance(weight, GroupedWeight) else weight[rows]
+    return (torch.arange(heads).unsqueeze(1) * dim + order).flatten()
 
 
 def load(config: Mapping[str, Any], loader: WeightLoader) -> LlamaModel:

@@ -85,19 +85,19 @@ class WeightLoader:
             self.matrix(f"{name}.weight", (size, in_features))
             for name, size in zip(names, sizes, strict=True)
         ]
-        return self.fuse(weights, names, sizes)
+        return fused_linear(weights, self.biases(names, sizes))
 
-    def fuse(
-        self,
-        weights: Sequence[GroupedWeight | Tensor],
-        names: Sequence[str],
-        sizes: Sequence[int],
-    ) -> Linear:
-        biases = [
+    def biases(self, names: Sequence[str], sizes: Sequence[int]) -> list[Tensor | None]:
+        """`<name>.bias` of each projection, None where the bundle has none."""
+        return [
             self.optional_vector(f"{name}.bias", size, self.dtype)
             for name, size in zip(names, sizes, strict=True)
         ]
-        return fused_linear(weights, biases)
+
+    def is_copy(self, name: str, other: str) -> bool:
+        """Whether two stored tensors hold the same values, so that one can serve as both."""
+        first, second = self._source.get(name), self._source.get(other)
+        return first.encoding == second.encoding and torch.equal(first.data, second.data)
 
     def embedding(self, name: str, vocab_size: int, hidden_size: int) -> Embedding:
         weight = self.matrix(name, (vocab_size, hidden_size))
@@ -136,5 +136,5 @@ class WeightLoader:
             raise UnsupportedBundle(
                 f"tensor {stored.name}: encoding {stored.encoding} is not supported yet"
             )
-        # A copy: the mapping is read-only and closes when loading ends.
-        return stored.data.view(_DENSE[stored.encoding]).view(tuple(stored.shape)).clone()
+        # A copy: the mapping is read-only, closes when loading ends, and need not be aligned.
+        return stored.data.clone().view(_DENSE[stored.encoding]).view(tuple(stored.shape))

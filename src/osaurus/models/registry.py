@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from osaurus.errors import UnsupportedBundle
-from osaurus.kernels.threads import release_team
+from osaurus.kernels.openmp import release_team
 from osaurus.models.base import Model
 from osaurus.models.loading import ComputeMode, WeightLoader
 

@@ -235,7 +235,7 @@ def _join_biases(
     if not present:
         return None
     parts = [
-        bias if bias is not None else torch.zeros(weight.shape[0], dtype=present[0].dtype)
+        bias if bias is not None else present[0].new_zeros(weight.shape[0])
         for weight, bias in zip(weights, biases, strict=True)
     ]
     return torch.cat(parts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from osaurus.engine.threads import LAST_INTERVAL, DecodeThreads
+from osaurus.engine.decode_threads import LAST_INTERVAL, DecodeThreads
 
 
 class _Machine:

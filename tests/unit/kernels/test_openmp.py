@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from osaurus.kernels import threads
+from osaurus.kernels import openmp
 
 
-@pytest.mark.skipif(threads._pause_resources() is None, reason="torch brings no libgomp here")
+@pytest.mark.skipif(openmp._pause_resources() is None, reason="torch brings no libgomp here")
 def test_released_workers_are_gone_and_the_next_kernel_brings_them_back() -> None:
     def workers() -> int:
         return len(list(Path("/proc/self/task").iterdir()))
@@ -24,7 +24,7 @@ def test_released_workers_are_gone_and_the_next_kernel_brings_them_back() -> Non
         for _ in range(2):
             torch.ones(1 << 20).exp_()
             counts.append(workers() - before)
-            threads.release_team()
+            openmp.release_team()
             counts.append(workers() - before)
 
     before = torch.get_num_threads()
