@@ -26,9 +26,9 @@ _INTEGER = regex.compile(r"[+-]?[0-9]+")
 _NUMBER = regex.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _JSON_TYPES = frozenset({"string", "integer", "number", "boolean", "object", "array", "null"})
 
-#: How a format's argument text is read; section 3.1 of the formats' description.
-#: text: one line break trimmed each end, undeclared stays text. loose: stripped, undeclared
-#: is JSON, else a literal, else text.
+#: How an argument written as text is read.
+#: text: one line break trimmed at each end; undeclared arguments stay text.
+#: loose: stripped; an undeclared argument is JSON, else a Python literal, else text.
 TextMode = Literal["text", "loose"]
 
 
@@ -182,10 +182,6 @@ class Toolset:
     def resolve(self, name: str) -> str | None:
         """The offered spelling of `name`, which may differ by case; None if not offered."""
         return name if name in self._tools else self._folded.get(name.casefold())
-
-    def has_prefix(self, start: str) -> bool:
-        """Whether an offered name begins with `start`, case ignored."""
-        return any(name.startswith(start.casefold()) for name in self._folded)
 
     def schema(self, name: str) -> Mapping[str, Any]:
         tool = self._tools.get(name)

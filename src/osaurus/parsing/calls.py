@@ -12,14 +12,13 @@ from typing import Any, Literal
 
 import regex
 
-from osaurus.parsing.arguments import TextMode, Toolset
+from osaurus.parsing.arguments import Toolset
 from osaurus.parsing.source import Malformed, NotACall
 from osaurus.parsing.values import parse_json
 from osaurus.types.events import ToolCall
 
 #: What an explicit envelope does with the name of a tool that was not offered.
 UnknownName = Literal["forward", "drop"]
-
 
 #: No tool is called so: the name's own end was not found.
 _NO_NAME = regex.compile(r"[<>\r\n]")
@@ -78,9 +77,6 @@ class Calls:
             raise NotACall
         self.last_name = offered or name
         return self.last_name
-
-    def text_argument(self, name: str, key: str, text: str, mode: TextMode) -> Any:
-        return self.tools.from_text(name, key, text, mode)
 
     def add(self, name: str, arguments: Mapping[str, Any], call_id: str | None = None) -> None:
         """A complete call. `name` comes from `self.name`; an id that isn't the family's is lost."""

@@ -7,7 +7,7 @@ can be a body, and then lets `read` consume it; it needs no knowledge of the fam
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import regex
 
@@ -39,11 +39,12 @@ class Opener:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BareOpener:
-    """A call without a marker, read only when its name is offered; else it is text.
+    """A call that no envelope vouches for, read only when its name is offered; else it is text.
 
-    With `marker` empty it begins with one of `starts`, first on a line (`anywhere` else on
-    it, too, when there is a marker). `start_of_message` restricts it further. `closers` are
-    those that stay text with it: the first ends the pairing.
+    It begins with one of the characters `starts`, first on a line or, with `only_first`, first
+    in the message; or, anywhere in visible text, with `marker`. `commit` matches from the
+    character, or from behind the marker. `closers` stay text where it was text: the first of
+    them ends that.
     """
 
     starts: str = ""
@@ -58,9 +59,10 @@ class BareOpener:
 class ToolFormat:
     """One family's way of writing calls.
 
-    `orphans` are the closers that are dropped where no envelope is open; `wrappers` are tags
-    around visible text that are always dropped. `own_id` is the shape of call ids that the
-    family writes itself and has to see again.
+    `unknown` says what an envelope does with a tool that was not offered. `orphans` are the
+    closers that are dropped where no envelope is open; `wrappers` are tags around visible text
+    that are always dropped. `own_id` is the shape of call ids that the family writes itself
+    and has to see again.
     """
 
     name: str
@@ -69,5 +71,5 @@ class ToolFormat:
     orphans: tuple[str, ...] = ()
     wrappers: tuple[str, ...] = ()
     unknown: UnknownName = "forward"
-    new_id: Callable[[], str] = field(default=new_call_id)
+    new_id: Callable[[], str] = new_call_id
     own_id: regex.Pattern[str] | None = None
