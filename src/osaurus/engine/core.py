@@ -499,10 +499,10 @@ class BatchEngine:
     def _watch(self) -> None:
         now = self._clock()
         for request in list(self.scheduler.active):
-            source = request.fork_source
-            waits = request.phase is Phase.FORKING and source and source.phase is Phase.PREFILL
-            still = request.phase in (Phase.DECODE, Phase.FORKING) and not waits
-            if still and now - request.last_progress_at > WATCHDOG_S:
+            # A choice that waits for its sibling's prefill moves when that one does.
+            source = request.fork_source or request
+            moved = max(request.last_progress_at, source.last_progress_at)
+            if request.phase is not Phase.PREFILL and now - moved > WATCHDOG_S:
                 self._fail(request, TimeoutError(f"no progress for {WATCHDOG_S:.0f} s"))
 
     def _maybe_purge(self) -> None:

@@ -226,3 +226,15 @@ def test_logprobs_are_those_of_the_unfiltered_row() -> None:
 def test_values_out_of_range_are_refused_by_name(field: str, value: float) -> None:
     with pytest.raises(InvalidField, match=field):
         SamplingParams(**{field: value}).validate()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-50, 1e-40, 1e-6])
+def test_a_temperature_too_small_to_divide_by_is_greedy(temperature: float) -> None:
+    row = torch.randn(VOCAB) * 10
+    assert _sampler(temperature=temperature).draw(row, 3) == int(row.argmax())
+
+
+def test_stop_ids_outside_the_vocabulary_are_no_tokens_to_hold_back() -> None:
+    row = torch.zeros(VOCAB)
+    sampler = _sampler(stop=frozenset({2, 99_999, -1}), temperature=0.0, min_tokens=3)
+    assert float(sampler.process(row, 0)[2]) == -math.inf
