@@ -10,7 +10,6 @@ test builds the engine with `start=False` and calls `step()` itself.
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from functools import partial
 
 import torch
 
-from osaurus.cache.blocks import BlockPool, BlockTable
+from osaurus.cache.blocks import BlockPool
 from osaurus.engine.client import Mailbox, Stream
 from osaurus.engine.decode_threads import DecodeThreads
 from osaurus.engine.memory import (
@@ -28,13 +27,12 @@ from osaurus.engine.memory import (
     longest_context,
     trim_heap,
 )
-from osaurus.engine.request import Phase, Request
+from osaurus.engine.request import Phase, Request, choices_of, refusal_of
 from osaurus.engine.runner import Runner
-from osaurus.engine.sampler import Sampled, TokenSampler, sample_rows
+from osaurus.engine.sampler import Sampled, sample_rows
 from osaurus.engine.scheduler import RowSpan, Scheduler
 from osaurus.engine.stats import EngineStats
 from osaurus.errors import (
-    ContextLengthExceeded,
     EngineShutdown,
     InvalidField,
     InvalidMaxBatchSize,
@@ -141,9 +139,17 @@ class BatchEngine:
             Stream(request.request_id, box, partial(self._cancel_choice, request.request_id, i))
             for i, box in enumerate(boxes)
         ]
-        refusal = self._refusal(request, prompt)
+        refusal = refusal_of(prompt, self.max_context_tokens)
         if refusal is None:
-            choices = self._choices(request, prompt, boxes)
+            choices = choices_of(
+                request,
+                prompt,
+                boxes,
+                room=self.max_context_tokens - len(prompt),
+                vocab_size=self._vocab_size,
+                num_groups=len(self.pool.groups),
+                now=self._clock(),
+            )
             with self._lock:
                 if not self._shutting_down:
                     if request.request_id in self._requests:
@@ -207,45 +213,6 @@ class BatchEngine:
                 if request.index == index:
                     request.cancelled = True
             self._changed.notify()
-
-    def _refusal(self, request: GenerationRequest, prompt: Sequence[int]) -> Info | None:
-        if len(prompt) < self.max_context_tokens:
-            return None
-        error = ContextLengthExceeded(len(prompt), self.max_context_tokens - 1)
-        return Info(
-            prompt_tokens=len(prompt),
-            stop_reason="cancelled",
-            error=error.message,
-            error_code=error.code,
-        )
-
-    def _choices(
-        self, request: GenerationRequest, prompt: list[int], boxes: Sequence[Mailbox]
-    ) -> list[Request]:
-        params = request.params
-        room = self.max_context_tokens - len(prompt)
-        stop_ids = request.stop_token_ids | frozenset(params.stop_token_ids)
-        if params.ignore_eos:
-            stop_ids = frozenset(params.stop_token_ids)
-        seed = params.seed if params.seed is not None else secrets.randbits(62)
-        choices: list[Request] = []
-        for index, box in enumerate(boxes):
-            choices.append(
-                Request(
-                    request_id=request.request_id,
-                    index=index,
-                    prompt=prompt,
-                    max_new_tokens=min(params.max_tokens or room, room),
-                    stop_token_ids=stop_ids,
-                    sampler=TokenSampler(params, seed + index, prompt, self._vocab_size, stop_ids),
-                    output=request.make_output(),
-                    mailbox=box,
-                    tables=[BlockTable(group) for group in range(len(self.pool.groups))],
-                    submitted_at=self._clock(),
-                    fork_source=choices[0] if choices else None,
-                )
-            )
-        return choices
 
     # The engine's thread.
 

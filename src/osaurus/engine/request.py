@@ -12,13 +12,16 @@ preemption too, so that a token's KV always comes from the same arithmetic.
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from osaurus.cache.blocks import BlockPool, BlockTable
 from osaurus.engine.client import Mailbox
 from osaurus.engine.sampler import TokenSampler
-from osaurus.types.engine import OutputPipeline
+from osaurus.errors import ContextLengthExceeded
+from osaurus.types.engine import GenerationRequest, OutputPipeline
 from osaurus.types.events import Info, StopReason
 
 
@@ -107,3 +110,52 @@ class Request:
             error=error,
             error_code=code,
         )
+
+
+def refusal_of(prompt: Sequence[int], max_context_tokens: int) -> Info | None:
+    """The whole answer to a prompt that leaves no room for a token; None when it fits."""
+    if len(prompt) < max_context_tokens:
+        return None
+    error = ContextLengthExceeded(len(prompt), max_context_tokens - 1)
+    return Info(
+        prompt_tokens=len(prompt),
+        stop_reason="cancelled",
+        error=error.message,
+        error_code=error.code,
+    )
+
+
+def choices_of(
+    request: GenerationRequest,
+    prompt: list[int],
+    boxes: Sequence[Mailbox],
+    *,
+    room: int,
+    vocab_size: int,
+    num_groups: int,
+    now: float,
+) -> list[Request]:
+    """A `Request` for each mailbox; all but the first may fork from the first's prefill.
+    `room` bounds the answer in tokens."""
+    params = request.params
+    ends = frozenset() if params.ignore_eos else request.stop_token_ids
+    stop_ids = ends | frozenset(params.stop_token_ids)
+    seed = params.seed if params.seed is not None else secrets.randbits(62)
+    choices: list[Request] = []
+    for index, box in enumerate(boxes):
+        choices.append(
+            Request(
+                request_id=request.request_id,
+                index=index,
+                prompt=prompt,
+                max_new_tokens=min(params.max_tokens or room, room),
+                stop_token_ids=stop_ids,
+                sampler=TokenSampler(params, seed + index, prompt, vocab_size, stop_ids),
+                output=request.make_output(),
+                mailbox=box,
+                tables=[BlockTable(group) for group in range(num_groups)],
+                submitted_at=now,
+                fork_source=choices[0] if choices else None,
+            )
+        )
+    return choices
