@@ -524,3 +524,44 @@ def test_a_stop_string_sees_visible_text_only(server: Server) -> None:
     answer = server.ask(text, stop=["STOP"])
     assert _plain_calls(answer) == [("get_weather", '{"city":"STOP"}')]
     assert answer.choices[0].message.content == "Yes. END"
+
+
+def test_a_thinking_budget_reaches_the_engine_as_a_rule_of_each_choice(server: Server) -> None:
+    tokens = server.source.tokenizer.added_tokens
+
+    def rules(**fields: Any) -> list[Any]:
+        """The rules that the last request would give its engine's choices."""
+        made: list[Any] = []
+        generate = server.source.engines["m"].generate
+
+        def spy(request: GenerationRequest) -> Any:
+            assert request.make_rule is not None
+            made.extend(request.make_rule() for _ in range(request.n))
+            return generate(request)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(server.source.engines["m"], "generate", spy)
+            server.ask("Four.", **fields)
+        return made
+
+    assert rules() == [None]
+    first, second = rules(n=2, extra_body={"thinking_budget": 2})
+    first.observe(tokens["<think>"])
+    first.observe(65)
+    assert first.forced is None
+    first.observe(66)
+    assert first.forced == tokens["</think>"]
+    assert second.forced is None
+
+
+def test_a_thinking_budget_that_cannot_be_enforced_is_said(start: Start) -> None:
+    server = _serve(start, {"m": _conventions()})  # its tags are several tokens each
+    answer = server.ask("Four.", extra_body={"thinking_budget": 3})
+    remarks = _extra(answer.choices[0], "osaurus")
+    assert any("thinking_budget" in note for note in remarks["notes"])
+
+
+def test_a_negative_thinking_budget_is_a_400_that_names_it(server: Server) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        server.ask("Four.", extra_body={"thinking_budget": -1})
+    assert refused.value.param == "thinking_budget"

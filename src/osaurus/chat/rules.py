@@ -12,6 +12,7 @@ from typing import Any
 
 from osaurus.chat.arguments import ArgumentChecker
 from osaurus.errors import ToolChoiceUnsatisfied
+from osaurus.parsing.budget import ThinkingBudget
 from osaurus.types.chat import ChatRequest
 from osaurus.types.events import (
     Chunk,
@@ -31,8 +32,13 @@ class ChoiceRules:
     """
 
     def __init__(
-        self, request: ChatRequest, checker: ArgumentChecker, notes: Sequence[str] = ()
+        self,
+        request: ChatRequest,
+        checker: ArgumentChecker,
+        notes: Sequence[str] = (),
+        budget: ThinkingBudget | None = None,
     ) -> None:
+        self._budget = budget
         self._request = request
         self._checker = checker
         self._notes = list(notes)
@@ -73,6 +79,8 @@ class ChoiceRules:
             found["unclosed_reasoning"] = True
         if info.tool_call_protocol_failure:
             found["tool_call_error"] = True
+        if self._budget is not None and self._budget.has_fired:
+            found["thinking_budget_reached"] = True
         if self._faults:
             found["tool_argument_errors"] = self._faults
         if self._num_left_out:

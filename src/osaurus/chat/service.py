@@ -16,6 +16,7 @@ from osaurus.chat.prompt import PreparedPrompt, prepare_prompt
 from osaurus.chat.rules import ChoiceRules
 from osaurus.chat.sampling import effective_sampling, fit_to_context
 from osaurus.chat.stream import ChatStream
+from osaurus.parsing.budget import ThinkingBudget, arm_budget
 from osaurus.parsing.build import build_machine
 from osaurus.parsing.output import OutputPipeline
 from osaurus.parsing.pieces import OutputMachine
@@ -23,6 +24,10 @@ from osaurus.runtime.model import LoadedModel
 from osaurus.runtime.pool import ModelRuntime
 from osaurus.types.chat import ChatRequest
 from osaurus.types.engine import GenerationRequest
+
+BUDGET_NOT_ENFORCED = (
+    "thinking_budget is not enforced: this model's thinking does not close with one token"
+)
 
 #: Prompts prepared at once: tokenizing releases the interpreter, rendering does not.
 _NUM_PROMPT_THREADS = 2
@@ -49,6 +54,10 @@ class ChatEngine:
             prompt, checker = await loop.run_in_executor(self._threads, _prepare, model, request)
             num_tokens = len(prompt.token_ids)
             params = fit_to_context(params, num_tokens, model.context_tokens)
+            budgets = [_budget(model, prompt, request) for _ in range(request.n)]
+            notes = prompt.notes
+            if request.thinking_budget is not None and budgets[0] is None:
+                notes = (*notes, BUDGET_NOT_ENFORCED)
             stops = tuple(dict.fromkeys((*params.stop, *model.stop_texts)))
             streams = model.engine.generate(
                 GenerationRequest(
@@ -60,12 +69,13 @@ class ChatEngine:
                     ),
                     stop_token_ids=model.eos_token_ids,
                     n=request.n,
+                    make_rule=iter(budgets).__next__,
                 )
             )
             return ChatStream(
                 held=held,
                 streams=streams,
-                rules=[ChoiceRules(request, checker, prompt.notes) for _ in streams],
+                rules=[ChoiceRules(request, checker, notes, budget) for budget in budgets],
                 prompt_tokens=num_tokens,
                 suppress_progress=suppress_progress,
             )
@@ -85,6 +95,22 @@ class ChatEngine:
 
 def _prepare(model: LoadedModel, request: ChatRequest) -> tuple[PreparedPrompt, ArgumentChecker]:
     return prepare_prompt(model, request), ArgumentChecker(request.tools)
+
+
+def _budget(
+    model: LoadedModel, prompt: PreparedPrompt, request: ChatRequest
+) -> ThinkingBudget | None:
+    """A choice's own bound on thinking, where it was asked for and can be enforced."""
+    if request.thinking_budget is None:
+        return None
+    tokenizer = model.tokenizer
+    return arm_budget(
+        request.thinking_budget,
+        model.conventions.formats.reasoning,
+        start=prompt.start,
+        encode=lambda text: tokenizer.encode(text, parse_special=True, add_bos=False),
+        decode=lambda ids: b"".join(map(tokenizer.token_bytes, ids)).decode(errors="replace"),
+    )
 
 
 def _machine(

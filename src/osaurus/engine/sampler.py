@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from osaurus.kernels.sample import gumbel_noise
+from osaurus.types.engine import TokenRule
 from osaurus.types.events import TokenLogprob
 from osaurus.types.sampling import SamplingParams
 
@@ -45,8 +46,10 @@ class TokenSampler:
         prompt: Sequence[int],
         vocab_size: int,
         stop_token_ids: frozenset[int],
+        rule: TokenRule | None = None,
     ) -> None:
         self.params = params
+        self._rule = rule
         self.seed = seed
         self._penalties = _Penalties(params, prompt, vocab_size) if params.has_penalties else None
         bias = {t: b for t, b in params.logit_bias.items() if 0 <= t < vocab_size}
@@ -64,6 +67,7 @@ class TokenSampler:
         return (
             self._is_greedy
             and self._penalties is None
+            and self._rule is None
             and self._bias.numel() == 0
             and not self.params.logprobs
             and self.params.min_tokens == 0
@@ -73,9 +77,29 @@ class TokenSampler:
         """A token became part of the answer."""
         if self._penalties is not None:
             self._penalties.commit(token_id)
+        if self._rule is not None:
+            self._rule.observe(token_id)
 
     def process(self, row: Tensor, num_generated: int) -> Tensor:
-        """Penalties, bias and the ban on ending too early. row: [V] float32, not mutated."""
+        """Penalties, bias, the ban on ending too early, then the request's own rule.
+
+        row: [V] float32, not mutated.
+        """
+        return self._apply_rule(self._adjust(row, num_generated))
+
+    def _apply_rule(self, row: Tensor) -> Tensor:
+        forced = self._rule.forced if self._rule is not None else None
+        if forced is not None:
+            only = torch.full_like(row, float("-inf"))
+            only[forced] = 0.0
+            return only
+        if self._rule is None or not self._rule.banned:
+            return row
+        return row.index_fill(
+            0, torch.tensor(sorted(self._rule.banned), device=row.device), float("-inf")
+        )
+
+    def _adjust(self, row: Tensor, num_generated: int) -> Tensor:
         banned = num_generated < self.params.min_tokens and self._held_back.numel() > 0
         if self._penalties is None and self._bias.numel() == 0 and not banned:
             return row

@@ -67,7 +67,8 @@ class ChatRequest:
     """One chat call, whatever protocol it came by.
 
     `template_kwargs` are the caller's explicit template switches (`enable_thinking`, …);
-    nothing adds to them silently. `sampling` holds only what the caller set, by field name
+    nothing adds to them silently. `thinking_budget` bounds the tokens spent inside thinking
+    blocks; None is no bound. `sampling` holds only what the caller set, by field name
     of `SamplingParams`; model and engine defaults fill the rest in `chat/`.
 
     `needs_call`: an answer without a call to an offered tool is an error; `forced_tool` names
@@ -81,6 +82,7 @@ class ChatRequest:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     n: int = 1
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    thinking_budget: int | None = None
     needs_call: bool = False
     forced_tool: str | None = None
     parallel_tool_calls: bool = True

@@ -36,13 +36,33 @@ class OutputPipeline(Protocol):
     def finish(self) -> list[Event]: ...
 
 
+class TokenRule(Protocol):
+    """What one choice may say next, by token. Runs on the engine's thread, after penalties
+    and bias, so that nothing undoes it; one instance a choice."""
+
+    def observe(self, token_id: int) -> None:
+        """A token became part of the answer."""
+        ...
+
+    @property
+    def forced(self) -> int | None:
+        """The one token that may come next, or None."""
+        ...
+
+    @property
+    def banned(self) -> frozenset[int]:
+        """Tokens that may not come next."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """What an engine needs to serve one prompt.
 
     `token_ids` is the whole prompt (non-empty). `make_output` builds one pipeline a choice.
     Choice `i` of `n` samples with `seed + i`. `stop_token_ids` are the bundle's end tokens;
-    those of `params` are added.
+    those of `params` are added. `make_rule`, called once a choice in order, may restrict
+    its tokens.
     """
 
     request_id: str
@@ -51,6 +71,7 @@ class GenerationRequest:
     make_output: Callable[[], OutputPipeline]
     stop_token_ids: frozenset[int] = frozenset()
     n: int = 1
+    make_rule: Callable[[], TokenRule | None] | None = None
 
 
 class EventStream(Protocol):

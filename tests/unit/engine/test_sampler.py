@@ -238,3 +238,28 @@ def test_stop_ids_outside_the_vocabulary_are_no_tokens_to_hold_back() -> None:
     row = torch.zeros(VOCAB)
     sampler = _sampler(stop=frozenset({2, 99_999, -1}), temperature=0.0, min_tokens=3)
     assert float(sampler.process(row, 0)[2]) == -math.inf
+
+
+class _Rule:
+    def __init__(self, forced: int | None = None, banned: frozenset[int] = frozenset()) -> None:
+        self.forced, self.banned = forced, banned
+        self.observed: list[int] = []
+
+    def observe(self, token_id: int) -> None:
+        self.observed.append(token_id)
+
+
+def test_a_rule_has_the_last_word_over_bias_penalties_and_temperature() -> None:
+    row = torch.randn(VOCAB)
+    params = SamplingParams(temperature=1.5, logit_bias={7: 100.0, 9: -100.0})
+    forcing = TokenSampler(params, 1, [1], VOCAB, frozenset(), _Rule(forced=9))
+    assert {forcing.draw(forcing.process(row, 0), p) for p in range(20)} == {9}
+    banning = TokenSampler(params, 1, [1], VOCAB, frozenset(), _Rule(banned=frozenset({7})))
+    assert 7 not in {banning.draw(banning.process(row, 0), p) for p in range(50)}
+    greedy = TokenSampler(
+        SamplingParams(temperature=0.0), 1, [1], VOCAB, frozenset(), rule := _Rule(forced=3)
+    )
+    (sampled,) = sample_rows(row.unsqueeze(0), [greedy], [0], [0], _bytes)
+    assert sampled.token_id == 3
+    greedy.commit(3)
+    assert rule.observed == [3]

@@ -71,6 +71,7 @@ def to_chat_request(body: ChatCompletionBody, request_id: str) -> ChatRequest:
         sampling=_sampling(body),
         n=_num_choices(body.n),
         template_kwargs=_switches(body),
+        thinking_budget=_thinking_budget(body.thinking_budget),
         needs_call=needs_call,
         forced_tool=forced_tool,
         parallel_tool_calls=body.parallel_tool_calls is not False,
@@ -120,6 +121,12 @@ def _switches(body: ChatCompletionBody) -> dict[str, Any]:
     if body.enable_thinking is not None:
         switches[SWITCH] = body.enable_thinking
     return switches
+
+
+def _thinking_budget(budget: int | None) -> int | None:
+    if budget is not None and budget < 0:
+        raise InvalidField("thinking_budget", f"must be at least 0 tokens, got {budget}")
+    return budget
 
 
 def _num_choices(n: int | None) -> int:

@@ -81,6 +81,7 @@ class ChatCompletionBody(Struct, kw_only=True):
     reasoning_effort: str | None = None
     enable_thinking: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    thinking_budget: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
     logit_bias: dict[str, Any] | None = None
