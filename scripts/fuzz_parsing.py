@@ -1,10 +1,10 @@
 """Long fuzzing of the output machine, and the time 1 MB of hostile text takes, format by format.
 
-    PYTHONPATH=src:tests python tests/props/fuzz_parsing.py --seconds 60 [FORMAT ...]
+    PYTHONPATH=src:tests python scripts/fuzz_parsing.py --seconds 60 [FORMAT ...]
 
 Prints one line a format: texts read, the worst of the 1 MB readings (whole and in pieces of 64
 characters) and the text that was repeated for it. Fails at the first exception, or when cutting a
-text changes its reading. The pytest twin of this file is `test_parsing_transcripts.py`.
+text changes its reading. The pytest twin of this file is `tests/props/test_parsing_transcripts.py`.
 """
 
 from __future__ import annotations
