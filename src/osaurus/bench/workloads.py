@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
-from osaurus.errors import OsaurusError
+from osaurus.errors import RequestFailed
 
 #: Prompt of a decode workload: long enough to be a prompt, short enough to cost little.
 DECODE_PROMPT_TOKENS = 32
@@ -51,7 +51,7 @@ class Sample:
     tokens_per_s: float
 
 
-class DidNotRun(OsaurusError):
+class DidNotRun(RequestFailed):
     """What ran was not the workload: no speed may be printed for it."""
 
     code = "bench_did_not_run"

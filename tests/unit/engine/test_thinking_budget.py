@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny import TokenText, ask, info_of, load_tiny, save_tiny, tokens_of
 
 from osaurus.engine.core import BatchEngine
 from osaurus.parsing.budget import ThinkingBudget
 from osaurus.types.engine import GenerationRequest
+from tiny import TokenText, ask, info_of, load_tiny, save_tiny, tokens_of
 
 OPENER, CLOSER = 301, 302
 PROMPT = list(range(3, 30))
