@@ -157,6 +157,8 @@ class HarmonyMachine:
                 hold = source.end
             self._say(hold)
             if source.ended:
+                # Held blanks come before the half marker that is dropped.
+                self._rails.end_thought()
                 self._piece(Rail.NOISE, source.end)
             return False
         self._say(hit.start)

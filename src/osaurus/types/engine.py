@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from osaurus.types.cache import CacheConfig, CacheHints, CacheStats
 from osaurus.types.events import Event, TokenLogprob
 from osaurus.types.sampling import SamplingParams
 
@@ -72,6 +73,7 @@ class GenerationRequest:
     stop_token_ids: frozenset[int] = frozenset()
     n: int = 1
     make_rule: Callable[[], TokenRule | None] | None = None
+    cache: CacheHints = field(default_factory=CacheHints)
 
 
 class EventStream(Protocol):
@@ -133,6 +135,15 @@ class Engine(Protocol):
 
     def capacity_snapshot(self) -> CapacitySnapshot: ...
 
+    def cache_stats(self) -> CacheStats:
+        """Counters of the model's cache; safe from any thread."""
+        ...
+
+    def clear_cache(self) -> None:
+        """Forget every reusable prefix of this model, in memory and on disk. Requests that
+        run keep what they hold."""
+        ...
+
     def shutdown(self) -> None:
         """Fail closed: stop, end every stream, return when nothing touches the device."""
         ...
@@ -153,3 +164,4 @@ class EngineConfig:
     prefill_chunk_tokens: int = 512
     latency_budget_ms: float = 60.0
     max_context_tokens: int | None = None
+    cache: CacheConfig = field(default_factory=CacheConfig)

@@ -322,5 +322,11 @@ def test_a_broken_harmony_call_does_not_take_the_next_message_along() -> None:
     assert (outcome.content, outcome.failed) == ("Sorry.", True)
 
 
+def test_blanks_before_half_a_harmony_marker_keep_their_place() -> None:
+    """`separate` checks that the pieces join to the text, in order."""
+    outcome = read("harmony", "\n<|con", [F], thinking=True)
+    assert (outcome.reasoning, outcome.content) == ("", "")
+
+
 def test_text_without_any_harmony_header_is_content() -> None:
     assert read("harmony", "Hello there.", [F]).content == "Hello there."
