@@ -7,8 +7,6 @@ torch is imported when first asked for.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,6 +28,7 @@ from osaurus.bundle.end_tokens import (
     stop_texts,
     turn_end_of_template,
 )
+from osaurus.bundle.fingerprint import fingerprint
 from osaurus.bundle.gguf_config import (
     config_from_gguf,
     generation_config_from_gguf,
@@ -40,7 +39,7 @@ from osaurus.bundle.gguf_names import missing_tensors
 from osaurus.bundle.gguf_reader import GgufFile, is_gguf
 from osaurus.bundle.labels import gguf_label, safetensors_label
 from osaurus.bundle.manifest import check_manifest
-from osaurus.bundle.safetensors_reader import WeightPlan, plan_weights
+from osaurus.bundle.safetensors_reader import INDEX_NAME, WeightPlan, plan_weights
 from osaurus.errors import IncompleteBundle, TemplateError, UnsupportedBundle
 
 if TYPE_CHECKING:
@@ -184,7 +183,7 @@ def _open_gguf(one: GgufSet, model_id: str) -> Bundle:
         chat_templates=templates,
         size_bytes=sum(t.num_bytes for file in files for t in file.tensors.values()),
         quantization=gguf_label(one, first),
-        fingerprint=_fingerprint(config, [], [file.path for file in files]),
+        fingerprint=fingerprint(config, read_whole=[], weights=[file.path for file in files]),
         _gguf=files,
         _declared_ends=frozenset(declared_ids(*ends)),
     )
@@ -222,19 +221,11 @@ def _open_folder(folder: Path, model_id: str) -> Bundle:
         chat_templates=templates,
         size_bytes=plan.total_bytes,
         quantization=safetensors_label(config, plan),
-        fingerprint=_fingerprint({**config, "chat_templates": templates}, small, plan.files),
+        fingerprint=fingerprint(
+            {**config, "chat_templates": templates},
+            read_whole=small,
+            weights=filter(Path.is_file, (*plan.files, folder / INDEX_NAME)),
+        ),
         _plan=plan,
         _declared_ends=frozenset(ends),
     )
-
-
-def _fingerprint(facts: Mapping[str, Any], read_whole: list[Path], weights: Any) -> str:
-    """Changes whenever the model could: the config, the tokenizer files' content, and name,
-    size and time of every weight file (hashing gigabytes at each start would not pay)."""
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
-    for path in read_whole:
-        digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
-    for path in weights:
-        stat = path.stat()
-        digest.update(f"{path.name}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
-    return digest.hexdigest()

@@ -105,26 +105,6 @@ def test_a_gguf_without_a_name_for_its_quantization_says_what_most_bytes_are(
     assert open_bundle(write_gguf(tmp_path / "b.gguf", metadata)).quantization == "Q4_K_M"
 
 
-def test_the_fingerprint_changes_with_every_file_that_matters(tmp_path: Path) -> None:
-    write_folder(tmp_path, num_shards=2)
-    seen = {open_bundle(tmp_path).fingerprint}
-    assert {open_bundle(tmp_path).fingerprint} == seen
-
-    def changed(edit: Any) -> None:
-        edit()
-        fingerprint = open_bundle(tmp_path).fingerprint
-        assert fingerprint not in seen
-        seen.add(fingerprint)
-
-    config = json.loads((tmp_path / "config.json").read_text())
-    tokenizer = (tmp_path / "tokenizer.json").read_text()
-    shard = tmp_path / "model-00002-of-00002.safetensors"
-    changed(lambda: (tmp_path / "config.json").write_text(json.dumps({**config, "x": 1})))
-    changed(lambda: (tmp_path / "tokenizer.json").write_text(tokenizer + " "))
-    changed(lambda: (tmp_path / "chat_template.jinja").write_text("other"))
-    changed(lambda: os.utime(shard, (1, 1)))
-
-
 def test_opening_imports_neither_torch_nor_transformers(default_model_path: Path) -> None:
     program = (
         "import sys\n"
