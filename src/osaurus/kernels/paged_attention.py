@@ -5,6 +5,9 @@ of FlashDecoding (Dao et al. 2023) with one split a block, so that a row's sums 
 shape and order whatever runs beside it. Prefill is torch's scaled_dot_product_attention at
 padded shapes, which makes a row independent of how the prompt was cut into chunks.
 
+Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) runs in its absorbed form: one kv
+head, and the first `latent_dim` numbers of a key are its value too (Dv below is then that).
+
 Letters: T rows, H query heads, K kv heads, Q = H / K, D head dim, P (row, block) pairs.
 """
 
@@ -94,6 +97,16 @@ def decode_attention(q: Tensor, storage: Tensor, plan: DecodePlan, k_dim: int) -
     q: [T, H, Dk] float32, already scaled. Returns [T, H, Dv] float32.
     """
     rows, heads, _ = q.shape
+    kv, scores = score_pairs(q, storage, plan, k_dim)
+    best = reduce_by_row(scores.amax(-1), "max", plan.row_pairs)
+    total, summed = weigh_pairs(kv, scores, best, plan, k_dim)
+    return (summed / total.unsqueeze(-1)).view(rows, heads, storage.shape[-1] - k_dim)
+
+
+def score_pairs(q: Tensor, storage: Tensor, plan: DecodePlan, k_dim: int) -> tuple[Tensor, Tensor]:
+    """The first half: each pair's keys and values [P * K, block, Dk + Dv] float32, and its
+    scores [P, K, Q, block], -inf where the row may not read."""
+    rows, heads, _ = q.shape
     _, kv_heads, block, width = storage.shape
     pairs, per_kv = plan.pair_block.numel(), heads // kv_heads
     kv = storage.index_select(0, plan.pair_block).float().view(pairs * kv_heads, block, width)
@@ -101,20 +114,25 @@ def decode_attention(q: Tensor, storage: Tensor, plan: DecodePlan, k_dim: int) -
     scores = torch.bmm(
         queries.view(pairs * kv_heads, per_kv, k_dim), kv[..., :k_dim].transpose(1, 2)
     )
-    scores = scores.view(pairs, kv_heads, per_kv, block)
-    scores.masked_fill_(plan.hidden, float("-inf"))
-    best = _by_row(scores.amax(-1), "max", plan)
+    return kv, scores.view(pairs, kv_heads, per_kv, block).masked_fill_(plan.hidden, float("-inf"))
+
+
+def weigh_pairs(
+    kv: Tensor, scores: Tensor, best: Tensor, plan: DecodePlan, k_dim: int
+) -> tuple[Tensor, Tensor]:
+    """The second half: each row's sum of weights [T, K, Q] and of weighted values
+    [T, K, Q, Dv]. best: [T, K, Q], what is taken from a row's scores. Overwrites scores."""
+    pairs, kv_heads, per_kv, block = scores.shape
     weights = torch.exp(scores.sub_(best.index_select(0, plan.pair_row).unsqueeze(-1)))
     values = torch.bmm(weights.view(pairs * kv_heads, per_kv, block), kv[..., k_dim:])
-    total = _by_row(weights.sum(-1), "sum", plan)
-    summed = _by_row(values.view(pairs, kv_heads, per_kv, width - k_dim), "sum", plan)
-    return (summed / total.unsqueeze(-1)).view(rows, heads, width - k_dim)
+    total = reduce_by_row(weights.sum(-1), "sum", plan.row_pairs)
+    return total, reduce_by_row(values.view(pairs, kv_heads, per_kv, -1), "sum", plan.row_pairs)
 
 
-def _by_row(values: Tensor, reduce: str, plan: DecodePlan) -> Tensor:
+def reduce_by_row(values: Tensor, reduce: str, row_pairs: Tensor) -> Tensor:
     """[P, ...] to [T, ...]. A row's blocks are added one after another, oldest first, so no
     other row changes the order. `unsafe` skips a check that the plan makes true."""
-    return torch.segment_reduce(values, reduce, lengths=plan.row_pairs, axis=0, unsafe=True)
+    return torch.segment_reduce(values, reduce, lengths=row_pairs, axis=0, unsafe=True)
 
 
 def plan_prefill(
@@ -146,7 +164,9 @@ def plan_prefill(
     )
 
 
-def prefill_attention(q: Tensor, storage: Tensor, plan: PrefillPlan, k_dim: int) -> Tensor:
+def prefill_attention(
+    q: Tensor, storage: Tensor, plan: PrefillPlan, k_dim: int, latent_dim: int | None = None
+) -> Tensor:
     """Causal attention of one slot's chunk; its own keys are in storage already.
 
     q: [T, H, Dk] in storage's dtype, already scaled. Returns [T, H, Dv] in that dtype.
@@ -159,12 +179,14 @@ def prefill_attention(q: Tensor, storage: Tensor, plan: PrefillPlan, k_dim: int)
     tokens = min(count * block, plan.padded_keys)
     kv[:, :tokens].copy_(gathered.reshape(kv_heads, count * block, width)[:, :tokens])
     # One head size for both: with two, torch takes another path whose sums depend on shape.
-    v_dim, dim = width - k_dim, max(k_dim, width - k_dim)
+    v_from, v_end = (k_dim, width) if latent_dim is None else (0, latent_dim)
+    v_dim = v_end - v_from
+    dim = max(k_dim, v_dim)
     padding = plan.mask.shape[0] - rows
     out = F.scaled_dot_product_attention(
         F.pad(q.transpose(0, 1), (0, dim - k_dim, 0, padding)).unsqueeze(0),
         F.pad(kv[None, ..., :k_dim], (0, dim - k_dim)),
-        F.pad(kv[None, ..., k_dim:], (0, dim - v_dim)),
+        F.pad(kv[None, ..., v_from:v_end], (0, dim - v_dim)),
         attn_mask=plan.mask,
         scale=1.0,
         enable_gqa=heads != kv_heads,

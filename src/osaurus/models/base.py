@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from osaurus.kernels.paged_attention import DecodePlan, PrefillPlan
-from osaurus.topology.base import AttentionTopology
+from osaurus.topology.base import LayerTopology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +38,10 @@ class ForwardBatch:
     """One forward's rows. Host values are tuples; tensors are on the model's device.
 
     `slot_mapping[g][t]` is block * block_tokens + offset of row t in group g;
-    `block_table[g][s]` the blocks of slot s from its `first_block` on. Recurrent layers read
-    `state_slot[s]` and write `state_staging[s]`. `taps` names layers whose output hidden
+    `block_table[g][s]` the blocks of slot s from its `first_block` on. Layers with state update
+    the state in slot `state_slot[s]` in place, by each of the rows in order; the tensor is
+    given exactly when the model has such layers. `state_staging` is for drafted rows, whose
+    state may have to be taken back. `taps` names layers whose output hidden
     states are wanted. `embeds`, when given, replaces the embedding of `token_ids`.
     """
 
@@ -64,11 +66,21 @@ class ForwardBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerKV:
-    """Where one attention layer's keys and values lie."""
+class LayerMemory:
+    """Where one layer's memory lies: keys and values in blocks, state in slots.
+
+    `group` is -1 and `storage` empty in a layer without keys and values; `state` is empty in
+    one without state, else has one [slots, *shape] float32 tensor for each array of its
+    topology, in order. Rows of a growing array past its valid ones hold anything, also NaN.
+    """
 
     group: int
     storage: Tensor  # [blocks, kv heads, block_tokens, k_dim + v_dim]
+    state: tuple[Tensor, ...] = ()
+
+
+#: The name that models with nothing but attention know it by.
+LayerKV = LayerMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +100,7 @@ class Model(Protocol):
     device: torch.device
 
     @property
-    def layers_topology(self) -> tuple[AttentionTopology, ...]:
+    def layers_topology(self) -> tuple[LayerTopology, ...]:
         """What each layer remembers, in order."""
         ...
 
@@ -97,7 +109,7 @@ class Model(Protocol):
         """Bytes of weights resident."""
         ...
 
-    def forward(self, batch: ForwardBatch, kv: Sequence[LayerKV]) -> ForwardOutput:
-        """Run one packed batch: write its keys and values, return logits for its
-        `logits_rows`. Mutates only the slots named by the batch."""
+    def forward(self, batch: ForwardBatch, kv: Sequence[LayerMemory]) -> ForwardOutput:
+        """Run one packed batch: write its keys and values, update its state, return logits
+        for its `logits_rows`. Mutates only the slots named by the batch. `kv[i]` is layer i's."""
         ...

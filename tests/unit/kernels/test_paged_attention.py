@@ -166,3 +166,18 @@ def test_stale_values_in_unused_slots_change_nothing() -> None:
     slots.storage[slots.tables[0][1], :, 4:] = 1e30
     after = decode_attention(q, slots.storage, plan, slots.k_dim)
     assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_a_latent_is_key_and_value_at_once(window: int | None) -> None:
+    # Latent 24, rotary part 8: one kv head, no values of their own.
+    slots = _Slots((6, 1, 32, 0, 16, window), [70], torch.float32, seed=7)
+    q = torch.randn(9, 6, 32) / 32**0.5
+    keys, _ = slots.keys_values(0, 70)
+    wanted = attention_reference(q, keys, keys[..., :24], 61, window)
+    decode = plan_decode([slots.span(0, 61, 9)], 16, window, "cpu")
+    got = decode_attention(q, slots.storage, decode, 32, latent_dim=24)
+    torch.testing.assert_close(got.double(), wanted, rtol=2e-5, atol=2e-6)
+    prefill = plan_prefill(slots.span(0, 61, 9), 16, window, "cpu")
+    got = prefill_attention(q, slots.storage, prefill, 32, latent_dim=24)
+    torch.testing.assert_close(got.double(), wanted, rtol=2e-5, atol=2e-6)
