@@ -91,21 +91,13 @@ def plan_decode(
     )
 
 
-def decode_attention(q: Tensor, storage: Tensor, plan: DecodePlan, k_dim: int) -> Tensor:
+def decode_attention(
+    q: Tensor, storage: Tensor, plan: DecodePlan, k_dim: int, latent_dim: int | None = None
+) -> Tensor:
     """Softmax attention of each row over its own blocks, in float32.
 
     q: [T, H, Dk] float32, already scaled. Returns [T, H, Dv] float32.
     """
-    rows, heads, _ = q.shape
-    kv, scores = score_pairs(q, storage, plan, k_dim)
-    best = reduce_by_row(scores.amax(-1), "max", plan.row_pairs)
-    total, summed = weigh_pairs(kv, scores, best, plan, k_dim)
-    return (summed / total.unsqueeze(-1)).view(rows, heads, storage.shape[-1] - k_dim)
-
-
-def score_pairs(q: Tensor, storage: Tensor, plan: DecodePlan, k_dim: int) -> tuple[Tensor, Tensor]:
-    """The first half: each pair's keys and values [P * K, block, Dk + Dv] float32, and its
-    scores [P, K, Q, block], -inf where the row may not read."""
     rows, heads, _ = q.shape
     _, kv_heads, block, width = storage.shape
     pairs, per_kv = plan.pair_block.numel(), heads // kv_heads
@@ -114,25 +106,22 @@ def score_pairs(q: Tensor, storage: Tensor, plan: DecodePlan, k_dim: int) -> tup
     scores = torch.bmm(
         queries.view(pairs * kv_heads, per_kv, k_dim), kv[..., :k_dim].transpose(1, 2)
     )
-    return kv, scores.view(pairs, kv_heads, per_kv, block).masked_fill_(plan.hidden, float("-inf"))
-
-
-def weigh_pairs(
-    kv: Tensor, scores: Tensor, best: Tensor, plan: DecodePlan, k_dim: int
-) -> tuple[Tensor, Tensor]:
-    """The second half: each row's sum of weights [T, K, Q] and of weighted values
-    [T, K, Q, Dv]. best: [T, K, Q], what is taken from a row's scores. Overwrites scores."""
-    pairs, kv_heads, per_kv, block = scores.shape
+    scores = scores.view(pairs, kv_heads, per_kv, block)
+    scores.masked_fill_(plan.hidden, float("-inf"))
+    best = _by_row(scores.amax(-1), "max", plan)
     weights = torch.exp(scores.sub_(best.index_select(0, plan.pair_row).unsqueeze(-1)))
-    values = torch.bmm(weights.view(pairs * kv_heads, per_kv, block), kv[..., k_dim:])
-    total = reduce_by_row(weights.sum(-1), "sum", plan.row_pairs)
-    return total, reduce_by_row(values.view(pairs, kv_heads, per_kv, -1), "sum", plan.row_pairs)
+    v_from, v_end = (k_dim, width) if latent_dim is None else (0, latent_dim)
+    v_dim = v_end - v_from
+    values = torch.bmm(weights.view(pairs * kv_heads, per_kv, block), kv[..., v_from:v_end])
+    total = _by_row(weights.sum(-1), "sum", plan)
+    summed = _by_row(values.view(pairs, kv_heads, per_kv, v_dim), "sum", plan)
+    return (summed / total.unsqueeze(-1)).view(rows, heads, v_dim)
 
 
-def reduce_by_row(values: Tensor, reduce: str, row_pairs: Tensor) -> Tensor:
+def _by_row(values: Tensor, reduce: str, plan: DecodePlan) -> Tensor:
     """[P, ...] to [T, ...]. A row's blocks are added one after another, oldest first, so no
     other row changes the order. `unsafe` skips a check that the plan makes true."""
-    return torch.segment_reduce(values, reduce, lengths=row_pairs, axis=0, unsafe=True)
+    return torch.segment_reduce(values, reduce, lengths=plan.row_pairs, axis=0, unsafe=True)
 
 
 def plan_prefill(
