@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from osaurus.chat.attribution import without_attribution
 from osaurus.chat.guard import ContentGuard, Run, prepared
 from osaurus.chat.history import THINKING_MARKERS, History
+from osaurus.chat.prefix import HEAD_TIME_S, Rendered, head_of, scope_salt, stable_tokens
 from osaurus.chat.profiles import template_switches
 from osaurus.chat.schemas import tool_views, tools_in_words
 from osaurus.chat.traits import traits_of
 from osaurus.errors import ContextLengthExceeded, InvalidField, NoChatTemplate, ToolsUnsupported
 from osaurus.parsing.reasoning import REASONING_FORMATS, TAIL_TOKENS, Start, start_of
 from osaurus.runtime.model import LoadedModel, Template, Tokenizer
-from osaurus.types.chat import ChatRequest
+from osaurus.types.cache import CacheHints
+from osaurus.types.chat import ChatRequest, Message
 
 #: Ordinary text has 3 to 5 characters a token. One with more for every token of the context is
 #: counted in slices before it is encoded, and refused once it has filled that many contexts.
@@ -37,18 +40,25 @@ WORDED_FORMAT = "json"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedPrompt:
     """`text` is the prompt as rendered. `start` is where the answer's first token belongs and
-    `tool_format` how calls are written, both for the output machine. `notes` name every fallback
-    that changed what the template sees."""
+    `tool_format` how calls are written, both for the output machine. `cache` is what the prompt's
+    keys and values are stored under beside its tokens. `notes` name every fallback that changed
+    what the template sees."""
 
     token_ids: list[int]
     text: str
     start: Start = Start.CONTENT
     tool_format: str | None = None
+    cache: CacheHints = field(default_factory=CacheHints)
     notes: tuple[str, ...] = ()
 
 
-def prepare_prompt(model: LoadedModel, request: ChatRequest) -> PreparedPrompt:
-    """Raises `TemplateError` with the template's own words, or `InvalidField`."""
+def prepare_prompt(
+    model: LoadedModel, request: ChatRequest, *, keeps_attribution: bool = False
+) -> PreparedPrompt:
+    """`keeps_attribution` switches off the rule of `attribution.py`.
+
+    Raises `TemplateError` with the template's own words, or `InvalidField`.
+    """
     reserved = RESERVED_KWARGS.intersection(request.template_kwargs)
     if reserved:
         raise InvalidField(
@@ -59,18 +69,26 @@ def prepare_prompt(model: LoadedModel, request: ChatRequest) -> PreparedPrompt:
         raise NoChatTemplate(f"{model.model_id} has no chat template; it completes raw text only")
     if not request.messages:
         raise InvalidField("messages", "must hold at least one message")
-    return _Preparation(model, template, request).prompt()
+    notes: list[str] = []
+    if not keeps_attribution:
+        messages = without_attribution(request.messages)
+        if messages != request.messages:
+            notes.append("the attribution line before the system message is not in the prompt")
+            request = replace(request, messages=messages)
+    return _Preparation(model, template, request, notes).prompt()
 
 
 class _Preparation:
     """One request on its way to a prompt."""
 
-    def __init__(self, model: LoadedModel, template: Template, request: ChatRequest) -> None:
+    def __init__(
+        self, model: LoadedModel, template: Template, request: ChatRequest, notes: list[str]
+    ) -> None:
         self._model = model
         self._template = template
         self._request = request
         self._traits = traits_of(template)
-        self._notes: list[str] = []
+        self._notes = notes
         formats = model.conventions.formats
         self._tool_format = formats.tool_format
         self._reasoning = formats.reasoning
@@ -78,19 +96,11 @@ class _Preparation:
     def prompt(self) -> PreparedPrompt:
         model, request = self._model, self._request
         words = self._tools_in_words()
-        history = History(
-            request.messages,
-            self._traits,
-            markers=self._history_markers(),
-            extra_system=words,
-        )
+        history = self._history(request.messages, words)
         self._notes += history.notes
         tools = [] if words else tool_views(request.tools)
         kwargs = self._kwargs()
-        guard = ContentGuard(
-            prepared((*model.control_texts, *self._thinking_marks())),
-            [history.views, tools, kwargs],
-        )
+        guard = self._guard([history.views, tools, kwargs])
         rendered = self._render(
             guard.protect(history.views), guard.protect(tools), guard.protect(kwargs)
         )
@@ -103,8 +113,43 @@ class _Preparation:
             text=text,
             start=self._start(tail),
             tool_format=self._tool_format,
+            cache=CacheHints(
+                scope_salt=scope_salt(kwargs),
+                stable_tokens=self._stable_tokens(words, tools, kwargs, token_ids),
+            ),
             notes=tuple(self._notes),
         )
+
+    def _history(self, messages: Sequence[Message], words: str) -> History:
+        return History(messages, self._traits, markers=self._history_markers(), extra_system=words)
+
+    def _guard(self, contents: Any) -> ContentGuard:
+        control = prepared((*self._model.control_texts, *self._thinking_marks()))
+        return ContentGuard(control, contents)
+
+    def _stable_tokens(
+        self, words: str, tools: Sequence[Any], kwargs: Mapping[str, Any], token_ids: list[int]
+    ) -> int:
+        if not self._model.needs_stable_boundary:
+            return 0
+        template = self._template.within(HEAD_TIME_S)
+
+        def render(messages: Sequence[Message]) -> Rendered:
+            views = self._history(messages, words).views
+            guard = self._guard([views, tools, kwargs])
+            rendered = template.render(
+                guard.protect(views),
+                tools=guard.protect(tools) or None,
+                add_generation_prompt=False,
+                **guard.protect(kwargs),
+            )
+            runs = list(guard.runs(rendered))
+            ids, _ = _encode(self._model.tokenizer, runs)
+            return Rendered(ids, "".join(run.text for run in runs))
+
+        request = self._request
+        head = head_of(request.messages, self._traits)
+        return stable_tokens(self._template, head, request.tools, kwargs, token_ids, render)
 
     def _tools_in_words(self) -> str:
         """Tools as a text for the system message, where the template would drop them.

@@ -34,10 +34,14 @@ _NUM_PROMPT_THREADS = 2
 
 
 class ChatEngine:
-    """Serves chat requests from `runtime`. Use from one event loop; `close` when done."""
+    """Serves chat requests from `runtime`. Use from one event loop; `close` when done.
 
-    def __init__(self, runtime: ModelRuntime) -> None:
+    `keeps_attribution` switches off the rule of `attribution.py`.
+    """
+
+    def __init__(self, runtime: ModelRuntime, *, keeps_attribution: bool = False) -> None:
         self.runtime = runtime
+        self._keeps_attribution = keeps_attribution
         self._threads = ThreadPoolExecutor(_NUM_PROMPT_THREADS, thread_name_prefix="osaurus-prompt")
 
     async def open(self, request: ChatRequest, *, suppress_progress: bool = False) -> ChatStream:
@@ -51,7 +55,9 @@ class ChatEngine:
             model = held.model
             params = effective_sampling(request.sampling, model.sampling_defaults)
             loop = asyncio.get_running_loop()
-            prompt, checker = await loop.run_in_executor(self._threads, _prepare, model, request)
+            prompt, checker = await loop.run_in_executor(
+                self._threads, self._prepare, model, request
+            )
             num_tokens = len(prompt.token_ids)
             params = fit_to_context(params, num_tokens, model.context_tokens)
             budgets = [_budget(model, prompt, request) for _ in range(request.n)]
@@ -70,6 +76,7 @@ class ChatEngine:
                     stop_token_ids=model.eos_token_ids,
                     n=request.n,
                     make_rule=iter(budgets).__next__,
+                    cache=prompt.cache,
                 )
             )
             return ChatStream(
@@ -88,13 +95,15 @@ class ChatEngine:
         async with await self.open(request, suppress_progress=True) as stream:
             return await fold(stream)
 
+    def _prepare(
+        self, model: LoadedModel, request: ChatRequest
+    ) -> tuple[PreparedPrompt, ArgumentChecker]:
+        prompt = prepare_prompt(model, request, keeps_attribution=self._keeps_attribution)
+        return prompt, ArgumentChecker(request.tools)
+
     def close(self) -> None:
         """Let the prompt threads go. Streams must have been closed before."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _prepare(model: LoadedModel, request: ChatRequest) -> tuple[PreparedPrompt, ArgumentChecker]:
-    return prepare_prompt(model, request), ArgumentChecker(request.tools)
 
 
 def _budget(

@@ -76,6 +76,8 @@ class LoadedModel:
 
     `sampling_defaults` holds the bundle's own values by field name of `SamplingParams`,
     already checked. `stop_texts` end an answer as a request's own stop strings do.
+    `needs_stable_boundary`: the cache can resume some layer only where it kept a snapshot, so
+    it wants to know where a prompt's system part ends.
     """
 
     model_id: str
@@ -87,6 +89,7 @@ class LoadedModel:
     size_bytes: int = 0
     conventions: Conventions = field(default_factory=Conventions)
     stop_texts: tuple[str, ...] = ()
+    needs_stable_boundary: bool = False
     #: Texts of the added tokens that only the template may write: all special ones, and those
     #: that it uses as markup, such as `<think>`. The others stay what they are for the model,
     #: text with a token of its own: some vocabularies hold line breaks and HTML tags that way.

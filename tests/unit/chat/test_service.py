@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -25,6 +26,7 @@ from osaurus.errors import (
     RequestFailed,
 )
 from osaurus.runtime.pool import ModelRuntime
+from osaurus.types.cache import CacheHints
 from osaurus.types.chat import ChatRequest, Message
 from osaurus.types.engine import GenerationRequest
 from osaurus.types.events import Chunk, Info, PrefillProgress, Reasoning, ToolCall
@@ -104,6 +106,16 @@ def test_closing_a_stream_cancels_the_request_and_gives_the_lease_back() -> None
         assert chat.runtime.lease.count("m") == 0
 
     _run(_says(Say("x"), Hold("never"), Say("y")), scenario)
+
+
+def test_the_engine_is_told_what_the_prompt_says_to_the_cache() -> None:
+    async def scenario(chat: ChatEngine, engine: ScriptedEngine) -> None:
+        request = _request("hi", n=2)
+        await chat.complete(replace(request, template_kwargs={"enable_thinking": True}))
+        (asked,) = engine.requests
+        assert asked.cache == CacheHints(scope_salt="reasoning=on")
+
+    _run(_says(Say("a")), scenario)
 
 
 def test_cancelling_a_whole_answer_cancels_the_request() -> None:
