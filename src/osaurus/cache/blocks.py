@@ -5,11 +5,17 @@ shared by reference count; the block being written has one holder. All groups sh
 byte budget. Only the engine's thread calls this.
 
     free --allocate--> held(1) --share--> held(n) --release--> held(n-1) ... --> free
+                          ^                                       |
+                          +-- share -- cached (no holder) <-------+  if its owner keeps it
+
+A kept block that nobody holds stays findable until its bytes are wanted: the one released
+longest ago goes first. Holders release a sequence from its end, so leaves go before roots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -57,7 +63,18 @@ class BlockPool:
         # Last in, first out, low ids first: pages that were touched are touched again.
         self._free = [list(range(n - 1, -1, -1)) for n in self._capacity]
         self._holders = [np.zeros(n, dtype=np.int32) for n in self._capacity]
-        self.used_bytes = 0
+        self._kept: list[set[int]] = [set() for _ in self._capacity]
+        #: Blocks that lose their last holder while they may hold values that are not finite.
+        self._dirty: set[tuple[int, int]] = set()
+        #: (group, block) without holder but kept, released longest ago first.
+        self._cached: OrderedDict[tuple[int, int], None] = OrderedDict()
+        self._num_cached = [0] * len(self._capacity)
+        self.used_bytes = 0  #: held by somebody
+        self.cached_bytes = 0  #: kept for nobody in particular
+        self.cached_limit_bytes = budget_bytes
+        self.evictions = 0
+        #: Told of a block that stops being findable for want of room.
+        self.on_evict: Callable[[int, int], None] = lambda group, block: None
 
     def layer_view(self, layer: int) -> tuple[int, Tensor]:
         """Group index of a layer, and its [blocks, kv heads, block_tokens, k+v] storage."""
@@ -68,6 +85,7 @@ class BlockPool:
 
     @property
     def free_bytes(self) -> int:
+        """Bytes that nobody holds, cached blocks included: those make room when asked."""
         return self.budget_bytes - self.used_bytes
 
     @property
@@ -79,32 +97,80 @@ class BlockPool:
     def free_blocks(self) -> int:
         """Blocks every group could still get at the same time."""
         by_bytes = self.free_bytes // sum(self.block_bytes)
-        return min(by_bytes, *(len(free) for free in self._free))
+        return min(by_bytes, *(self._available(group) for group in range(len(self.groups))))
+
+    def _available(self, group: int) -> int:
+        return len(self._free[group]) + self._num_cached[group]
 
     def can_allocate(self, counts: Sequence[int]) -> bool:
         """Whether `counts[g]` blocks of each group g are to be had together."""
         wanted = sum(n * size for n, size in zip(counts, self.block_bytes, strict=True))
-        fits = all(n <= len(free) for n, free in zip(counts, self._free, strict=True))
+        fits = all(n <= self._available(group) for group, n in enumerate(counts))
         return fits and wanted <= self.free_bytes
 
     def allocate(self, group: int) -> int:
-        """Take one block of a group. The caller has asked `can_allocate`; raises
-        `InsufficientResources` otherwise."""
-        if not self._free[group] or self.block_bytes[group] > self.free_bytes:
+        """Take one block of a group, at the cost of cached ones where needed. The caller has
+        asked `can_allocate`; raises `InsufficientResources` otherwise."""
+        size = self.block_bytes[group]
+        if not self._available(group) or size > self.free_bytes:
             raise InsufficientResources(
                 f"no free KV block in a pool of {self.budget_bytes} bytes; raise kv_budget_bytes"
             )
+        if not self._free[group]:
+            self._evict(next(entry for entry in self._cached if entry[0] == group))
+        while self.used_bytes + self.cached_bytes + size > self.budget_bytes:
+            self._evict(next(iter(self._cached)))
         block = self._free[group].pop()
         self._holders[group][block] = 1
-        self.used_bytes += self.block_bytes[group]
+        self.used_bytes += size
         return block
 
     def share(self, group: int, block: int) -> int:
-        """Count one more holder of a block that is held; return the block."""
+        """Count one more holder of a block that is held or cached; return the block."""
         if self._holders[group][block] < 1:
-            raise ValueError(f"block {block} of group {group} is free")
+            if (group, block) not in self._cached:
+                raise ValueError(f"block {block} of group {group} is free")
+            self._uncache(group, block)
+            self.used_bytes += self.block_bytes[group]
         self._holders[group][block] += 1
         return block
+
+    def is_kept(self, group: int, block: int) -> bool:
+        return block in self._kept[group]
+
+    def keep(self, group: int, block: int) -> None:
+        """A held block is worth finding again: it becomes cached with its last release."""
+        if self._holders[group][block] < 1:
+            raise ValueError(f"block {block} of group {group} is free")
+        self._kept[group].add(block)
+
+    def forget(self, group: int, block: int, *, clear: bool = False) -> None:
+        """Undo `keep`: a cached block becomes free now, a held one with its last release.
+        `clear` zeroes it then, for contents that may not be finite."""
+        self._kept[group].discard(block)
+        if clear:
+            self._dirty.add((group, block))
+        if (group, block) in self._cached:
+            self._uncache(group, block)
+            self._free_block(group, block)
+
+    def _uncache(self, group: int, block: int) -> None:
+        del self._cached[group, block]
+        self._num_cached[group] -= 1
+        self.cached_bytes -= self.block_bytes[group]
+
+    def _evict(self, entry: tuple[int, int]) -> None:
+        """Make a cached block free; whoever kept it may forget others at the same time."""
+        self.evictions += 1
+        self.on_evict(*entry)
+        if entry in self._cached:
+            self.forget(*entry)
+
+    def _free_block(self, group: int, block: int) -> None:
+        if (group, block) in self._dirty:
+            self._dirty.discard((group, block))
+            self.storage[group][:, block].zero_()
+        self._free[group].append(block)
 
     def copy_block(self, group: int, source: int) -> int:
         """A new block with the same contents, for a holder that will write on."""
@@ -112,32 +178,70 @@ class BlockPool:
         self.storage[group][:, block].copy_(self.storage[group][:, source])
         return block
 
+    def read_blocks(self, group: int, blocks: Sequence[int]) -> Tensor:
+        """A copy on the host: [layers, n, kv heads, block_tokens, k + v]."""
+        storage = self.storage[group]
+        out = torch.empty((storage.shape[0], len(blocks), *storage.shape[2:]), dtype=storage.dtype)
+        for place, block in enumerate(blocks):
+            out[:, place].copy_(storage[:, block])
+        return out
+
+    def write_blocks(
+        self, group: int, blocks: Sequence[int], source: Tensor, places: Sequence[int]
+    ) -> None:
+        """Copy `source[:, places]` of `read_blocks`'s form into blocks that the caller alone
+        holds."""
+        for block, place in zip(blocks, places, strict=True):
+            self.storage[group][:, block].copy_(source[:, place])
+
     def release(self, group: int, block: int) -> None:
-        """Give up one hold; the last one frees the block."""
+        """Give up one hold; the last one frees the block, or caches it if it is kept."""
         holders = self._holders[group]
         if holders[block] < 1:
             raise ValueError(f"block {block} of group {group} is free already")
         holders[block] -= 1
-        if holders[block] == 0:
-            self._free[group].append(block)
-            self.used_bytes -= self.block_bytes[group]
+        if holders[block]:
+            return
+        self.used_bytes -= self.block_bytes[group]
+        if block not in self._kept[group]:
+            self._free_block(group, block)
+            return
+        self._cached[group, block] = None
+        self._num_cached[group] += 1
+        self.cached_bytes += self.block_bytes[group]
+        while self.cached_bytes > self.cached_limit_bytes:
+            self._evict(next(iter(self._cached)))
 
     def clear_block(self, group: int, block: int) -> None:
-        """Zero a block whose contents may not be finite, unless others hold it: masked
-        slots of a reused block are multiplied by zero, which must stay zero."""
-        if self._holders[group][block] == 1:
-            self.storage[group][:, block].zero_()
+        """Zero a block whose contents may not be finite once nobody holds it, unless it is
+        kept: masked slots of a reused block are multiplied by zero, which must stay zero."""
+        if block not in self._kept[group]:
+            self._dirty.add((group, block))
+
+    @property
+    def cached_blocks(self) -> int:
+        return len(self._cached)
 
     def check(self) -> None:
-        """Raise AssertionError unless free + held = all, each block counted once."""
-        held_bytes = 0
+        """Raise AssertionError unless free + held + cached = all, each block counted once."""
+        held_bytes = cached_bytes = 0
         for group, free in enumerate(self._free):
             held = {int(b) for b in np.flatnonzero(self._holders[group])}
+            cached = {block for g, block in self._cached if g == group}
             assert len(set(free)) == len(free), f"group {group}: a block is free twice"
             assert held.isdisjoint(free), f"group {group}: a held block is free"
-            assert len(held) + len(free) == self._capacity[group], f"group {group}: lost block"
+            assert cached.isdisjoint(free), f"group {group}: a cached block is free"
+            assert cached.isdisjoint(held), f"group {group}: a held block is cached"
+            assert cached <= self._kept[group], f"group {group}: cached for nobody"
+            assert self._kept[group] <= cached | held, f"group {group}: a free block is kept"
+            assert len(cached) == self._num_cached[group], f"group {group}: miscounted"
+            total = len(held) + len(free) + len(cached)
+            assert total == self._capacity[group], f"group {group}: lost block"
             held_bytes += len(held) * self.block_bytes[group]
+            cached_bytes += len(cached) * self.block_bytes[group]
         assert held_bytes == self.used_bytes, "used_bytes does not match the holders"
+        assert cached_bytes == self.cached_bytes, "cached_bytes does not match"
+        assert held_bytes + cached_bytes <= self.budget_bytes, "over the budget"
 
 
 def _reserve(
@@ -184,8 +288,8 @@ class BlockTable:
             self.blocks.append(pool.allocate(self.group))
 
     def drop_before(self, token: int, pool: BlockPool) -> None:
-        """Release blocks that lie wholly before `token`, cleared: nothing that comes later
-        reads them, so nothing shows whether their values were finite."""
+        """Release blocks that lie wholly before `token`. Those that nobody keeps are cleared:
+        nothing that comes later reads them, so nothing shows whether they were finite."""
         while self.blocks and (self.first_block + 1) * pool.block_tokens <= token:
             block = self.blocks.pop(0)
             pool.clear_block(self.group, block)
@@ -204,9 +308,20 @@ class BlockTable:
         return copy
 
     def release(self, pool: BlockPool, *, clear: bool = False) -> None:
-        for block in self.blocks:
+        """Give every block up, the newest first. `clear` zeroes those that nobody keeps."""
+        for block in reversed(self.blocks):
             if clear:
                 pool.clear_block(self.group, block)
             pool.release(self.group, block)
         self.blocks = []
         self.first_block = 0
+
+    def adopt(self, first_block: int, blocks: Sequence[int], pool: BlockPool) -> None:
+        """Hold `blocks`, which lie from block index `first_block` on and are held or cached,
+        in place of what the table held before `first_block`; both parts must touch or the
+        old one falls away."""
+        shared = [pool.share(self.group, block) for block in blocks]
+        if first_block > self.first_block + len(self.blocks) or not self.blocks:
+            self.release(pool)
+            self.first_block = first_block
+        self.blocks += shared

@@ -19,6 +19,7 @@ from functools import partial
 import torch
 
 from osaurus.cache.blocks import BlockPool
+from osaurus.engine.cache import open_cache
 from osaurus.engine.client import Mailbox, Stream
 from osaurus.engine.decode_threads import DecodeThreads
 from osaurus.engine.memory import (
@@ -42,11 +43,14 @@ from osaurus.kernels.cpu import usable_cores
 from osaurus.kernels.openmp import release_team
 from osaurus.models.base import Model
 from osaurus.topology.base import group_layers
+from osaurus.types.cache import CacheStats
 from osaurus.types.engine import CapacitySnapshot, EngineConfig, EventStream, GenerationRequest
 from osaurus.types.events import Info, PrefillProgress, StopReason
 
 logger = logging.getLogger(__name__)
 
+#: How long an idle engine waits for a busy writer before it looks again.
+WRITER_WAIT_S = 0.02
 #: Loop steps between two returns of free heap pages to the system.
 PURGE_INTERVAL_STEPS = 256
 #: A prompt this long leaves enough garbage to purge at once.
@@ -59,7 +63,9 @@ class BatchEngine:
     """Implements `types.engine.Engine` for one model.
 
     `token_bytes` gives a token's bytes for logprobs. `gate` is entered for every step: the
-    device's mutex when several models share it. `clock` is monotonic seconds. The lock
+    device's mutex when several models share it. `clock` is monotonic seconds. `identity`,
+    NAME@FINGERPRINT, parts this bundle's cache from others'; without one nothing is kept on
+    disk. The lock
     guards the queue of operations and the numbers of `capacity_snapshot`; no forward runs
     under it.
     """
@@ -73,6 +79,7 @@ class BatchEngine:
         gate: Callable[[], AbstractContextManager[object]] = nullcontext,
         clock: Callable[[], float] = time.monotonic,
         name: str = "model",
+        identity: str | None = None,
         start: bool = True,
     ) -> None:
         config = config or EngineConfig()
@@ -93,9 +100,11 @@ class BatchEngine:
             dtype=model.kv_dtype,
             device=model.device,
         )
+        self.cache = open_cache(model, self.pool, config.cache, identity)
         self.max_context_tokens = longest_context(self.pool, limit, config.prefill_chunk_tokens)
         self.scheduler = Scheduler(
             self.pool,
+            cache=self.cache,
             max_batch_size=config.max_batch_size,
             max_context_tokens=self.max_context_tokens,
             chunk_tokens=config.prefill_chunk_tokens,
@@ -148,6 +157,7 @@ class BatchEngine:
                 room=self.max_context_tokens - len(prompt),
                 vocab_size=self._vocab_size,
                 num_groups=len(self.pool.groups),
+                open_cached=partial(self.cache.begin, prompt, request.cache),
                 now=self._clock(),
             )
             with self._lock:
@@ -196,6 +206,16 @@ class BatchEngine:
                 kv_blocks_free=self.pool.free_blocks,
             )
 
+    def cache_stats(self) -> CacheStats:
+        return self.cache.stats()
+
+    def clear_cache(self) -> None:
+        """Returns at once; the engine's thread forgets everything before its next step."""
+        with self._lock:
+            if not self._shutting_down:
+                self._operations.append(self.cache.clear)
+                self._changed.notify()
+
     def shutdown(self) -> None:
         """Returns when nothing of this engine runs any more; every caller waits for that."""
         with self._lock:
@@ -236,7 +256,12 @@ class BatchEngine:
             release_team()
         with self._lock:
             while not (self._shutting_down or self._operations or self._has_work()):
-                self._changed.wait()
+                if self.cache.has_work:
+                    if self.cache.can_store:
+                        break
+                    self._changed.wait(WRITER_WAIT_S)
+                else:
+                    self._changed.wait()
             return not self._shutting_down
 
     def _has_work(self) -> bool:
@@ -258,8 +283,10 @@ class BatchEngine:
             if self._shutting_down:
                 return
             self._admit()
+            self._restore()
             self._decode()
             self._prefill()
+        self.cache.store_next()
         self._watch()
         self.stats = self.stats.plus(steps=1)
         self._maybe_purge()
@@ -283,16 +310,51 @@ class BatchEngine:
                     request,
                     PrefillProgress(stage="queued", completed=0, total=total, detail="admitted"),
                 )
-                self._report(
-                    request,
-                    PrefillProgress(
-                        stage="cache_lookup", completed=0, total=total, detail="disabled"
-                    ),
-                )
-                self._report(
-                    request,
-                    PrefillProgress(stage="prefill", completed=0, total=total, detail="running"),
-                )
+            if request.phase is not Phase.FORKING:
+                self._guarded(request, self._look_up)
+
+    def _look_up(self, request: Request) -> None:
+        """Take over what memory holds of the prompt, or first read more of it from disk."""
+        if self.cache.plan_restore(request.cached, request.num_tokens):
+            request.phase = Phase.RESTORING
+        else:
+            self._take_over(request)
+
+    def _restore(self) -> None:
+        """Read one record for the oldest request that waits for the disk."""
+        request = next((r for r in self.scheduler.active if r.phase is Phase.RESTORING), None)
+        if request is not None:
+            self._guarded(request, self._restore_record)
+
+    def _restore_record(self, request: Request) -> None:
+        covered = self.cache.restore_next(request.cached)
+        request.last_progress_at = self._clock()
+        if request.cached.record_keys:
+            total = request.num_prompt
+            self._report(
+                request,
+                PrefillProgress(
+                    stage="cache_restore", completed=min(covered, total), total=total, detail="disk"
+                ),
+            )
+        else:
+            self._take_over(request)
+
+    def _take_over(self, request: Request) -> None:
+        """The lookup is over: what was found counts from now on, and only now."""
+        self.scheduler.take_over(request)
+        request.settle_phase()
+        if request.first_token_at is None and not request.was_looked_up:
+            request.was_looked_up = True
+            matched = min(request.num_computed, request.num_prompt)
+            self.cache.report_lookup(request.cached, matched)
+        done, total = request.num_computed, request.num_prompt
+        detail = request.cached.detail
+        for progress in (
+            PrefillProgress(stage="cache_lookup", completed=done, total=total, detail=detail),
+            PrefillProgress(stage="prefill", completed=done, total=total, detail="running"),
+        ):
+            self._report(request, progress)
 
     def _decode(self) -> None:
         spans = self.scheduler.plan_decode()
@@ -359,6 +421,7 @@ class BatchEngine:
         token = sampled.token_id
         if token is None:
             request.poisoned = True
+            self.cache.reject(request.cached)
             self._finish(
                 request,
                 "cancelled",
@@ -366,6 +429,7 @@ class BatchEngine:
                 "non_finite_logits",
             )
             return
+        self.cache.prove(request.cached)
         if token in request.stop_token_ids:
             self._finish(request, "stop")
             return
@@ -413,17 +477,16 @@ class BatchEngine:
             request.reported_tokens = progress.completed
             request.mailbox.put(progress)
 
-    def _guarded(
-        self, request: Request, settle: Callable[[Request, Sampled], None], sampled: Sampled
-    ) -> None:
+    def _guarded(self, request: Request, settle: Callable[..., None], *values: object) -> None:
         try:
-            settle(request, sampled)
+            settle(request, *values)
         except Exception as failure:  # noqa: BLE001 - it becomes that request's error
             self._fail(request, failure)
 
     def _fail(self, request: Request, failure: Exception) -> None:
         self.stats = self.stats.plus(failed_requests=1)
         request.poisoned = True
+        self.cache.reject(request.cached)
         code = failure.code if isinstance(failure, OsaurusError) else "request_failed"
         self._finish(request, "cancelled", f"{type(failure).__name__}: {failure}", code)
 
@@ -454,6 +517,7 @@ class BatchEngine:
                 self._requests.pop(request.request_id, None)
         request.mailbox.put(info)
         try:
+            self.cache.finished(request.cached, store=reason != "cancelled")
             self.scheduler.remove(request)
         finally:
             request.mailbox.mark_drained()
@@ -489,6 +553,7 @@ class BatchEngine:
                 except Exception:
                     # A device that is gone cannot clear blocks; every consumer still hears.
                     logger.exception("request %s: its blocks were not released", request.request_id)
+            self.cache.close()
         finally:
             self._stopped.set()
 

@@ -2,7 +2,8 @@
 
     WAITING --admit--> PREFILL --prompt[:-1] fed--> DECODE --finish--> FINISHED
        ^                  |  ^                        |
-       |               FORKING (waits for a sibling's prefill)
+       |               RESTORING (reads a prefix from disk), FORKING (waits for a
+       |               sibling's prefill)             |
        +------------ preempt (blocks released) -------+
 
 Tokens before `num_computed` have their KV in blocks. Prompt tokens but the last are fed in
@@ -13,11 +14,12 @@ preemption too, so that a token's KV always comes from the same arithmetic.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from osaurus.cache.blocks import BlockPool, BlockTable
+from osaurus.cache.sequence import CachedSequence
 from osaurus.engine.client import Mailbox
 from osaurus.engine.sampler import TokenSampler
 from osaurus.errors import ContextLengthExceeded
@@ -27,6 +29,7 @@ from osaurus.types.events import Info, StopReason
 
 class Phase(Enum):
     WAITING = "waiting"
+    RESTORING = "restoring"
     FORKING = "forking"
     PREFILL = "prefill"
     DECODE = "decode"
@@ -46,6 +49,7 @@ class Request:
     output: OutputPipeline
     mailbox: Mailbox
     tables: list[BlockTable]
+    cached: CachedSequence
     submitted_at: float
     fork_source: Request | None = None
     phase: Phase = Phase.WAITING
@@ -56,6 +60,7 @@ class Request:
     first_token_at: float | None = None
     last_progress_at: float = 0.0
     reported_tokens: int = 0  #: prefill progress told so far
+    was_looked_up: bool = False
     poisoned: bool = False  #: its KV may hold values that are not finite
 
     @property
@@ -73,11 +78,17 @@ class Request:
 
     @property
     def is_active(self) -> bool:
-        return self.phase in (Phase.FORKING, Phase.PREFILL, Phase.DECODE)
+        return self.phase not in (Phase.WAITING, Phase.FINISHED)
 
     def token_at(self, position: int) -> int:
         offset = position - len(self.prompt)
         return self.prompt[position] if offset < 0 else self.generated[offset]
+
+    def tokens_between(self, first: int, last: int) -> list[int]:
+        """Tokens [first, last) of prompt and answer."""
+        if last <= len(self.prompt):
+            return self.prompt[first:last]
+        return [self.token_at(position) for position in range(first, last)]
 
     def settle_phase(self) -> None:
         """PREFILL or DECODE, by what has been fed."""
@@ -99,6 +110,8 @@ class Request:
         return Info(
             prompt_tokens=self.num_prompt,
             generated_tokens=len(self.generated),
+            cached_prompt_tokens=self.cached.matched_tokens,
+            cache_detail=self.cached.detail,
             reasoning_tokens=self.output.reasoning_tokens,
             queue_time_s=(admitted if admitted is not None else now) - self.submitted_at,
             prompt_time_s=0.0 if admitted is None else prompt_until - admitted,
@@ -133,6 +146,7 @@ def choices_of(
     room: int,
     vocab_size: int,
     num_groups: int,
+    open_cached: Callable[[], CachedSequence],
     now: float,
 ) -> list[Request]:
     """A `Request` for each mailbox; all but the first may fork from the first's prefill.
@@ -161,6 +175,7 @@ def choices_of(
                 output=request.make_output(),
                 mailbox=box,
                 tables=[BlockTable(group) for group in range(num_groups)],
+                cached=open_cached(),
                 submitted_at=now,
                 fork_source=choices[0] if choices else None,
             )

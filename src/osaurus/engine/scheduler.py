@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from osaurus.cache.blocks import BlockPool
+from osaurus.cache.coordinator import CacheCoordinator
 from osaurus.engine.request import Phase, Request
 
 #: Output tokens reserved at admission beyond the prompt.
@@ -44,12 +45,14 @@ class Scheduler:
         self,
         pool: BlockPool,
         *,
+        cache: CacheCoordinator,
         max_batch_size: int,
         max_context_tokens: int,
         chunk_tokens: int,
         latency_budget_s: float,
     ) -> None:
         self.pool = pool
+        self.cache = cache
         self.max_batch_size = max_batch_size
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []
@@ -126,6 +129,8 @@ class Scheduler:
         else:
             turn = 0
         request = candidates[turn]
+        if self._extend_prefix(request) and request.phase is not Phase.PREFILL:
+            return None
         sharing = any(r.phase is Phase.DECODE for r in self.active)
         limit = self._shared_chunk if sharing else self._chunk_limit
         count = min(request.num_prefill - request.num_computed, limit)
@@ -134,6 +139,24 @@ class Scheduler:
         self._last_prefilled = request
         self._chunk_was_shared = sharing
         return RowSpan(request, request.num_computed, count)
+
+    def take_over(self, request: Request) -> int:
+        """Share what the cache knows beyond the request's computed tokens; returns how many
+        tokens that adds."""
+        before = request.num_computed
+        request.num_computed = self.cache.take_over(
+            request.cached, request.tables, before, request.num_tokens
+        )
+        self._drop_passed(request)
+        return request.num_computed - before
+
+    def _extend_prefix(self, request: Request) -> bool:
+        """Take over what another request has computed of this prompt since the last chunk."""
+        added = self.take_over(request)
+        if added:
+            self.cache.extended(request.cached, added)
+            request.settle_phase()
+        return added > 0
 
     def learn_chunk_time(self, count: int, took_s: float) -> None:
         """Size the next shared chunk by how long the last one held the streams up."""
@@ -148,11 +171,17 @@ class Scheduler:
         """The span's keys and values are in place."""
         request = span.request
         request.num_computed = span.first + span.count
-        for table, group in zip(request.tables, self.pool.groups, strict=True):
-            table.drop_before(group.topology.first_needed_token(request.num_computed), self.pool)
+        self.cache.computed(
+            request.cached, request.tables, request.tokens_between, request.num_computed
+        )
+        self._drop_passed(request)
         if request.phase is Phase.PREFILL and request.num_computed >= request.num_prefill:
             request.settle_phase()
             self._fork_siblings(request)
+
+    def _drop_passed(self, request: Request) -> None:
+        for table, group in zip(request.tables, self.pool.groups, strict=True):
+            table.drop_before(group.topology.first_needed_token(request.num_computed), self.pool)
 
     def _fork_siblings(self, source: Request) -> None:
         for request in self.active:
@@ -163,7 +192,7 @@ class Scheduler:
         """Take over a sibling's prompt blocks, or prefill alone when there are none."""
         source = request.fork_source
         if source is None or not source.is_active or source.num_computed < source.num_prefill:
-            if source is None or source.phase is not Phase.PREFILL:
+            if source is None or source.phase not in (Phase.PREFILL, Phase.RESTORING):
                 request.settle_phase()
             return
         length = request.num_prefill
@@ -174,6 +203,7 @@ class Scheduler:
         if covered and self.pool.can_allocate([1] * len(self.pool.groups)):
             request.tables = [table.fork(length, self.pool) for table in source.tables]
             request.num_computed = length
+            request.cached.forked_from(source.cached, length)
             self.forks += 1
         request.settle_phase()
 
@@ -182,6 +212,8 @@ class Scheduler:
         size = self.pool.block_tokens
         missing = [table.missing(num_tokens, size) for table in request.tables]
         while not self.pool.can_allocate(missing):
+            if self.cache.drop_pending():
+                continue
             newest = self.active[-1]
             self.preempt(newest)
             if newest is request:
@@ -196,6 +228,7 @@ class Scheduler:
         # Until a first token was sampled nothing has shown its keys and values finite.
         request.poisoned |= request.first_token_at is None
         request.release_blocks(self.pool)
+        self.cache.released(request.cached)
         request.phase = Phase.WAITING
         self.waiting.appendleft(request)
         self.preemptions += 1
@@ -214,6 +247,7 @@ class Scheduler:
     def check(self) -> None:
         """Raise AssertionError when a request is in the wrong place or blocks are lost."""
         self.pool.check()
+        self.cache.index.check()
         held: Sequence[Request] = [*self.active, *self.waiting]
         assert len(set(map(id, held))) == len(held), "a request is queued twice"
         assert all(r.phase is Phase.WAITING for r in self.waiting), "active request in the queue"

@@ -115,6 +115,9 @@ class CacheStats:
     budget_bytes: int = 0
     cached_blocks: int = 0
     evictions: int = 0
+    restore_mismatches: int = 0  #: records that did not fit the live cache
+    restores_without_room: int = 0
+    stores_dropped: int = 0  #: runs given up because an answer needed their blocks
     snapshots: int = 0
     snapshot_bytes: int = 0
     generated_kv: Literal["exact", "approximate", "not reused"] = "approximate"

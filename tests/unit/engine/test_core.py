@@ -152,7 +152,8 @@ def test_decoding_goes_on_while_another_prompt_is_prefilled(engine: BatchEngine)
 
 
 def test_prefilling_requests_take_turns(engine: BatchEngine) -> None:
-    streams = [engine.generate(ask(f"r{i}", PROMPTS[4], max_tokens=1))[0] for i in range(2)]
+    prompts = [PROMPTS[4], PROMPTS[4][1:]]
+    streams = [engine.generate(ask(f"r{i}", p, max_tokens=1))[0] for i, p in enumerate(prompts)]
     engine.step()
     engine.step()
     assert [r.num_computed for r in engine.scheduler.active] == [32, 32]

@@ -72,6 +72,14 @@ def _stored_values_are_finite(engine: BatchEngine) -> bool:
     return all(bool(torch.isfinite(storage).all()) for storage in engine.pool.storage)
 
 
+def _free_values_are_finite(engine: BatchEngine) -> bool:
+    pool = engine.pool
+    return all(
+        bool(torch.isfinite(storage[:, free]).all())
+        for storage, free in zip(pool.storage, pool._free, strict=True)
+    )
+
+
 def test_values_that_left_the_window_are_cleared_with_their_block(folder: Path) -> None:
     engine = _engine(_Leaky(folder, token=300))
     _finish(engine, *engine.generate(ask("bad", [300, *PROMPT], max_tokens=4)))
@@ -84,9 +92,25 @@ def test_a_preempted_prefill_leaves_clean_blocks(folder: Path) -> None:
     (stream,) = engine.generate(ask("bad", [300, *PROMPT]))
     engine.step()
     engine.scheduler.preempt(engine.scheduler.active[0])
+    assert _free_values_are_finite(engine)
+    assert not _stored_values_are_finite(engine), "the cache keeps them for the same prompt"
+    (events,) = _finish(engine, stream)
+    assert info_of(events).error_code == "non_finite_logits"
     assert _stored_values_are_finite(engine)
+    engine.shutdown()
+
+
+def test_unproven_blocks_are_cleared_when_they_are_evicted(folder: Path) -> None:
+    engine = _engine(_Leaky(folder, token=300))
+    (stream,) = engine.generate(ask("bad", [300, *PROMPT]))
+    engine.step()
     stream.close()
     engine.step()
+    assert engine.pool.cached_blocks
+    engine.clear_cache()
+    engine.step()
+    assert not engine.pool.cached_blocks
+    assert _stored_values_are_finite(engine)
     engine.shutdown()
 
 

@@ -1,0 +1,75 @@
+"""Builds the cache of one engine: its key from the model, its disk tier from the settings."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import psutil
+
+from osaurus.cache.blocks import BlockPool
+from osaurus.cache.coordinator import CacheCoordinator
+from osaurus.cache.key import ModelKey
+from osaurus.models.base import Model
+from osaurus.topology.summary import observed, topology_tag
+from osaurus.types.cache import CacheConfig, KVMode, MemoryProfile
+
+if TYPE_CHECKING:
+    from osaurus.cache.disk import DiskStore
+
+logger = logging.getLogger(__name__)
+
+#: Share of the machine's memory that prefixes which nobody uses may fill.
+PREFIX_SHARE: dict[MemoryProfile, float] = {
+    "performance": 0.20,
+    "balanced": 0.15,
+    "safe_auto": 0.15,
+    "strict": 0.10,
+}
+
+
+def open_cache(
+    model: Model, pool: BlockPool, config: CacheConfig, identity: str | None
+) -> CacheCoordinator:
+    """The coordinator of a model's pool, with a disk tier where the settings name a directory
+    that can be written. A directory that cannot is a reason in the stats, never an error."""
+    layers = model.layers_topology
+    key = ModelKey(
+        identity=identity or "anonymous",
+        dtype=str(model.kv_dtype).removeprefix("torch."),
+        topology=topology_tag(layers),
+        block_tokens=pool.block_tokens,
+    )
+    share = PREFIX_SHARE[config.memory_profile]
+    pool.cached_limit_bytes = min(pool.budget_bytes, int(share * psutil.virtual_memory().total))
+    disk, why = _open_disk(config, identity)
+    return CacheCoordinator(
+        pool,
+        key,
+        config,
+        kv_mode=resolve_mode(config.kv_mode),
+        disk=disk,
+        disk_off=why,
+        topology=observed(layers),
+    )
+
+
+def resolve_mode(mode: KVMode) -> KVMode:
+    """`engine_selected` is TurboQuant for bundles proven for it, which none is yet."""
+    return KVMode("none") if mode.kind == "engine_selected" else mode
+
+
+def _open_disk(config: CacheConfig, identity: str | None) -> tuple[DiskStore | None, str]:
+    if config.disk_dir is None:
+        return None, "switched off"
+    if identity is None:
+        return None, "the model has no identity that would tell its records from others'"
+    from osaurus.cache.disk import open_store
+
+    opened = open_store(
+        config.disk_dir, max_percent=config.disk_max_percent, max_gb=config.disk_max_gb
+    )
+    if isinstance(opened, str):
+        logger.warning("no KV cache on disk: %s", opened)
+        return None, opened
+    return opened, ""
