@@ -53,7 +53,7 @@ class Served:
 @pytest.fixture(scope="module")
 def served(default_bundle: Bundle) -> Iterator[Served]:
     engine = EngineConfig(max_batch_size=4, kv_budget_bytes=512 * 1024 * 1024)
-    source = BundleSource(LoadOptions(device="cpu", engine=engine))
+    source = BundleSource(LoadOptions(device="cpu", engine=engine, disk_cache=False))
     with running_server(source, ServerConfig(port=0, preload="default")) as url:
         client = openai.OpenAI(
             base_url=f"{url}/v1",

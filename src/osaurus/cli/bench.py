@@ -138,7 +138,8 @@ def _in_process(
     from osaurus.types.engine import EngineConfig
 
     config = EngineConfig(max_batch_size=max(8, *widths))
-    source = BundleSource(LoadOptions(engine=config))
+    # What an earlier run left on disk would make a prefill look fast.
+    source = BundleSource(LoadOptions(engine=config, disk_cache=False))
     listing = source.find(model)
     with ExitStack() as stack:
         runners: list[Runner] = []

@@ -9,16 +9,27 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from osaurus.cli.client import ServerClient, configured_address
+from osaurus.cli.options import CacheChoice
+from osaurus.cli.terminal import say
 
 
 @contextmanager
-def connect(model: str, *, address: str | None, assume_yes: bool) -> Generator[ServerClient]:
+def connect(
+    model: str,
+    *,
+    address: str | None,
+    assume_yes: bool,
+    cache: CacheChoice | None = None,
+) -> Generator[ServerClient]:
     """A client of a server that should know `model`.
 
     An `address` given by the user is used as it is. Otherwise a missing model may be
-    downloaded first, after a question.
+    downloaded first, after a question. `cache` is for a server of its own; another one has its
+    own settings, which is said.
     """
+    cache = cache or CacheChoice()
     if address:
+        _mention_settings(cache)
         with ServerClient(address) as client:
             yield client
         return
@@ -26,17 +37,26 @@ def connect(model: str, *, address: str | None, assume_yes: bool) -> Generator[S
         if client.health() is not None:
             if not client.has_model(model):
                 _offer(model, assume_yes)
+            _mention_settings(cache)
             yield client
             return
     _offer(model, assume_yes)
     # Imports torch, therefore only when there is no server to ask.
-    from osaurus.runtime.load import BundleSource
+    from osaurus.runtime.load import BundleSource, LoadOptions
     from osaurus.server.serve import ServerConfig, running_server
+    from osaurus.types.engine import EngineConfig
 
+    engine = EngineConfig(cache=cache.config)
+    source = BundleSource(LoadOptions(engine=engine, disk_cache=cache.on_disk))
     # Port 0: any free one. Nobody else's streams run there, so the end waits for none.
     config = ServerConfig(port=0, drain_s=0.0)
-    with running_server(BundleSource(), config) as own, ServerClient(own) as client:
+    with running_server(source, config) as own, ServerClient(own) as client:
         yield client
+
+
+def _mention_settings(cache: CacheChoice) -> None:
+    if cache != CacheChoice():
+        say("the cache flags have no effect: the server that answers has its own settings")
 
 
 def _offer(model: str, assume_yes: bool) -> None:

@@ -17,7 +17,15 @@ from osaurus.cli.answer import Answer, show_answer
 from osaurus.cli.app import EXIT_INTERRUPTED, EXIT_OK
 from osaurus.cli.client import ServerClient
 from osaurus.cli.connection import connect
-from osaurus.cli.options import Json, Server, Yes
+from osaurus.cli.options import (
+    Json,
+    KvCacheDir,
+    KvMode,
+    NoDiskCache,
+    Server,
+    Yes,
+    cache_choice,
+)
 from osaurus.cli.repl import Repl, TerminalReader
 from osaurus.cli.terminal import say
 from osaurus.errors import InvalidField
@@ -41,6 +49,9 @@ def run(
     top_p: float | None = None,
     max_tokens: int | None = None,
     seed: int | None = None,
+    kv_cache_dir: KvCacheDir = None,
+    no_disk_cache: NoDiskCache = False,
+    kv_mode: KvMode = None,
     stats: Stats = False,
     as_json: Json = False,
     yes: Yes = False,
@@ -81,7 +92,8 @@ def run(
         }.items()
         if value is not None
     }
-    with connect(model, address=server, assume_yes=yes) as client:
+    cache = cache_choice(kv_cache_dir, no_disk_cache, kv_mode)
+    with connect(model, address=server, assume_yes=yes, cache=cache) as client:
         if is_conversation:
             _converse(client, model, options, system=system, shows_stats=stats)
             return EXIT_OK

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from osaurus.cli.client import configured_host_and_port
+from osaurus.cli.options import KvCacheDir, KvMode, NoDiskCache, cache_choice
 from osaurus.cli.terminal import say
 from osaurus.errors import InvalidField
 
@@ -29,6 +30,10 @@ def serve(
     max_context: int | None = None,
     compute_mode: Literal["bfloat16", "float32"] = "bfloat16",
     device: str = "auto",
+    kv_cache_dir: KvCacheDir = None,
+    no_disk_cache: NoDiskCache = False,
+    kv_mode: KvMode = None,
+    keep_attribution_line: Annotated[bool, Parameter(show_default=False)] = False,
     log_level: Literal["debug", "info", "warning", "error"] = "info",
 ) -> None:
     """Serve models to other programs over HTTP.
@@ -55,12 +60,15 @@ def serve(
         float32 dequantizes everything: slow, for comparisons.
     device
         cpu, cuda or auto.
+    keep_attribution_line
+        Leave the billing line that coding agents put before their system message in the prompt.
     log_level
         Least severe messages shown.
     """
     default_host, default_port = configured_host_and_port()
     if max_concurrent < 1:
         raise InvalidField("--max-concurrent", f"must be at least 1, got {max_concurrent}")
+    cache = cache_choice(kv_cache_dir, no_disk_cache, kv_mode)
     logging.basicConfig(
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
     )
@@ -69,8 +77,14 @@ def serve(
     from osaurus.server.serve import ServerConfig, run_server
     from osaurus.types.engine import EngineConfig
 
-    engine = EngineConfig(max_batch_size=max_concurrent, max_context_tokens=max_context)
-    source = BundleSource(LoadOptions(compute_mode=compute_mode, device=device, engine=engine))
+    options = LoadOptions(
+        compute_mode=compute_mode,
+        device=device,
+        engine=EngineConfig(
+            max_batch_size=max_concurrent, max_context_tokens=max_context, cache=cache.config
+        ),
+        disk_cache=cache.on_disk,
+    )
     config = ServerConfig(
         host=host or default_host,
         port=default_port if port is None else port,
@@ -78,8 +92,9 @@ def serve(
         allowed_hosts=allow_host,
         cors_origins=cors_origin,
         preload=model,
+        keeps_attribution=keep_attribution_line,
     )
-    run_server(source, config, on_ready=_announce)
+    run_server(BundleSource(options), config, on_ready=_announce)
     say("osaurus: stopped")
 
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from osaurus.runtime.conventions import read_conventions
 from osaurus.runtime.defaults import sampling_defaults
 from osaurus.runtime.gate import DeviceGate
 from osaurus.runtime.model import Listing, LoadedModel
+from osaurus.settings.paths import kv_cache_dir
 from osaurus.types.engine import EngineConfig
 
 if TYPE_CHECKING:
@@ -27,11 +29,25 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """How models are loaded. `device` "auto" takes a CUDA device when there is one."""
+    """How models are loaded. `device` "auto" takes a CUDA device when there is one.
+
+    With `disk_cache` reusable prefixes of all models are kept in one directory, so that one
+    share of the disk bounds them together: `engine.cache.disk_dir` where that is set, else the
+    user's (`settings/paths.py`). Without it none are kept on disk.
+    """
 
     compute_mode: ComputeMode = "bfloat16"
     device: str = "auto"
     engine: EngineConfig = field(default_factory=EngineConfig)
+    disk_cache: bool = True
+
+    def resolved_engine(self) -> EngineConfig:
+        """`engine` with the directory it shall use. Touches no disk."""
+        cache = self.engine.cache
+        directory: Path | None = None
+        if self.disk_cache:
+            directory = kv_cache_dir().path if cache.disk_dir is None else cache.disk_dir
+        return replace(self.engine, cache=replace(cache, disk_dir=directory))
 
 
 class BundleSource:
@@ -62,8 +78,10 @@ class BundleSource:
 
     def load(self, listing: Listing) -> LoadedModel:
         from osaurus.bundle.bundle import open_bundle
+        from osaurus.bundle.fingerprint import model_identity
         from osaurus.engine.core import BatchEngine
         from osaurus.models.registry import load_model
+        from osaurus.topology.summary import resumes_at_snapshots
 
         device = _resolve_device(self._options.device)
         bundle = open_bundle(listing.path, listing.model_id)
@@ -80,6 +98,7 @@ class BundleSource:
             token_bytes=tokenizer.token_bytes,
             gate=partial(gate.hold, f"gen:{listing.model_id}"),
             name=listing.model_id,
+            identity=model_identity(bundle),
         )
         return LoadedModel(
             model_id=listing.model_id,
@@ -91,6 +110,7 @@ class BundleSource:
             size_bytes=bundle.size_bytes,
             conventions=conventions,
             stop_texts=bundle.stop_strings,
+            needs_stable_boundary=resumes_at_snapshots(model.layers_topology),
         )
 
 

@@ -45,7 +45,8 @@ _CLOSE_MARGIN_S = 5
 class ServerConfig:
     """`drain_s` is how long running streams may go on after the server was told to stop.
     `preload` names a model to load at the start; a failure is reported, not fatal.
-    `inference_limit` counts requests that run or wait; None is eight batches and a few."""
+    `inference_limit` counts requests that run or wait; None is eight batches and a few.
+    `keeps_attribution` leaves coding agents' billing line in the prompt."""
 
     host: str = "127.0.0.1"
     port: int = 1337
@@ -57,6 +58,7 @@ class ServerConfig:
     ping_interval_s: float = PING_INTERVAL_S
     drain_s: float = 5.0
     preload: str | None = None
+    keeps_attribution: bool = False
 
 
 class HttpServer:
@@ -81,7 +83,7 @@ class HttpServer:
         """Serve until told to stop; `on_ready` gets the address once requests are accepted."""
         url = self.url
         runtime = ModelRuntime(self._source)
-        chat = ChatEngine(runtime)
+        chat = ChatEngine(runtime, keeps_attribution=self._config.keeps_attribution)
         app = build_app(
             chat,
             AppConfig(

@@ -14,6 +14,7 @@ import pytest
 from osaurus.cli import connection
 from osaurus.cli.client import ServerClient
 from osaurus.cli.connection import connect
+from osaurus.cli.options import CacheChoice
 from osaurus.errors import ModelNotFound
 from unit.cli.scripted_server import scripted_server
 
@@ -38,6 +39,15 @@ def test_a_running_server_that_knows_the_model_is_used_as_it_is(
         with connect("m", address=None, assume_yes=False) as client:
             assert client.address == server.address
         assert offered == ["m"]
+
+
+def test_cache_flags_that_another_server_cannot_heed_are_mentioned(
+    offered: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = CacheChoice(on_disk=False)
+    for cache, is_mentioned in ((asked, True), (CacheChoice(), False), (None, False)):
+        with connect("m", address="http://localhost:9", assume_yes=True, cache=cache):
+            assert ("no effect" in capsys.readouterr().err) == is_mentioned
 
 
 def test_an_address_of_the_users_is_never_second_guessed(offered: list[str]) -> None:
@@ -106,6 +116,10 @@ def test_serve_announces_its_address_and_ends_cleanly_when_told(number: int) -> 
         (["--max-concurrent", "0"], "--max-concurrent"),
         (["--port", "70000"], "65535"),
         (["--compute-mode", "int1"], "compute-mode"),
+        (["--kv-mode", "turbo(9,9)"], "--kv-mode: kv mode turbo(9,9): key and value bits"),
+        (["--kv-mode", "tiny"], "write none, engine_selected, turbo(3,3) or affine(8,64)"),
+        (["--kv-cache-dir", "/dev/null"], "--kv-cache-dir: /dev/null is no directory"),
+        (["--kv-cache-dir", "kv", "--no-disk-cache"], "--no-disk-cache"),
     ],
 )
 def test_serve_refuses_what_it_cannot_mean(arguments: list[str], words: str) -> None:
@@ -124,6 +138,7 @@ def test_one_question_goes_from_the_command_line_through_http_to_the_real_model(
         [
             *(sys.executable, "-m", "osaurus", "run", "default"),
             *("What is the capital of France?", "--temperature", "0", "--json"),
+            "--no-disk-cache",
         ],
         stdin=subprocess.DEVNULL,
         capture_output=True,
