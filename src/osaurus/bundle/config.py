@@ -131,24 +131,33 @@ def missing_tokenizer_file(folder: Path) -> str | None:
 
 
 def chat_templates(folder: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
-    """Templates by name (`default`, `tool_use`, ...): a file of its own wins over a JSON entry."""
-    found: dict[str, str] = {}
-    declared = tokenizer_config.get("chat_template")
-    if declared is None:
-        declared = read_optional(folder / "chat_template.json").get("chat_template")
-    if isinstance(declared, str):
-        found["default"] = declared
-    elif isinstance(declared, dict):
-        found.update({k: v for k, v in declared.items() if isinstance(v, str)})
-    elif isinstance(declared, list):
-        for entry in declared:
-            if isinstance(entry, dict) and isinstance(entry.get("template"), str):
-                found[str(entry.get("name", "default"))] = entry["template"]
+    """Templates by name (`default`, `tool_use`, ...); of one name the most special place wins:
+    a template file, then `chat_template.json`, then the tokenizer's config."""
+    found = {
+        **_declared_templates(tokenizer_config),
+        **_declared_templates(read_optional(folder / "chat_template.json")),
+    }
     for path in sorted(folder.glob("additional_chat_templates/*.jinja")):
         found[path.stem] = _read_text(path)
     if (path := folder / "chat_template.jinja").is_file():
         found["default"] = _read_text(path)
     return found
+
+
+def _declared_templates(entries: dict[str, Any]) -> dict[str, str]:
+    """What `chat_template` holds: one template, or several with their names."""
+    declared = entries.get("chat_template")
+    if isinstance(declared, str):
+        return {"default": declared}
+    if isinstance(declared, dict):
+        return {name: text for name, text in declared.items() if isinstance(text, str)}
+    if not isinstance(declared, list):
+        return {}
+    return {
+        str(entry.get("name", "default")): entry["template"]
+        for entry in declared
+        if isinstance(entry, dict) and isinstance(entry.get("template"), str)
+    }
 
 
 def _read_text(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 Renders in Jinja's immutable sandbox with the dialect that the `transformers` library set:
 trimmed blocks, loop controls, `raise_exception`, `strftime_now`, a `tojson` that does not
-escape, and the `generation` tag. A template is data from a download: it may not reach
+escape, `fromjson`, and the `generation` tag. A template is data from a download: it may not reach
 Python's insides, load other files, change what it is given, or run for long (`RenderLimits`);
 `renderer.py` bounds what the sandbox cannot see.
 """
@@ -140,6 +140,8 @@ def _environment() -> Sandbox:
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = guarded_filter("tojson", _tojson)
+    environment.filters["fromjson"] = guarded_filter("fromjson", _fromjson)
+    environment.globals["fromjson"] = environment.filters["fromjson"]
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
@@ -171,6 +173,15 @@ def _tojson(
         separators=separators,
         sort_keys=sort_keys,
     )
+
+
+def _fromjson(text: str) -> Any:
+    if not isinstance(text, str):
+        raise jinja2.TemplateError(f"fromjson needs a text, got {type(text).__name__}")
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise jinja2.TemplateError("fromjson was given a text that is not JSON") from None
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -197,8 +197,16 @@ _TOOLS_BY_TEMPLATE: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<function=", "<parameter="), "xml_function"),
     (("<|tool_call|>",), "granite"),
     (("<tool_call>",), "json"),
+    (("<function_calls>",), "pythonic"),
+    (("<|python_start|>",), "pythonic"),
     (("<|python_tag|>",), "llama3"),
     (("ipython",), "llama3"),
+)
+#: Where both tags occur, in the template or as added tokens, the model knows the envelope.
+_THINKING_TAGS = (
+    ("<think>", "</think>", "think"),
+    ("<seed:think>", "</seed:think>", "seed"),
+    ("[THINK]", "[/THINK]", "bracket"),
 )
 _DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"
 
@@ -250,7 +258,9 @@ def _choose_tools(
         return (shown, "template") if shown in ("json", "glm4") else ("glm4", "model_type")
     if _has_type(facts, "nemotron") and shown == "nemotron_v2":
         return shown, "template"
-    if _has_type(facts, "llama", "qwen2") and shown not in (None, "llama3", "xml_function"):
+    if _has_type(facts, "granite") and shown == "xml_function":
+        return shown, "template"  # the types of 3.x and 4.0 went on to 4.2
+    if _has_type(facts, "llama", "qwen2") and shown not in (None, "llama3"):
         # Distillates and fine-tunes keep these types and write their own format.
         return shown, "template"
     named = _by_type(facts, _TOOLS_BY_TYPE)
@@ -313,17 +323,16 @@ def _choose_reasoning(
     named = _by_type(facts, _REASONING_BY_TYPE)
     if named is not None:
         return named or None, "model_type"
-    for opener, closer, name in (
-        ("<think>", "</think>", "think"),
-        ("<seed:think>", "</seed:think>", "seed"),
-        ("[THINK]", "[/THINK]", "bracket"),
-    ):
+    for opener, closer, name in _THINKING_TAGS:
         if opener in facts.template and closer in facts.template:
             return name, "template"
     if format_in_template(facts.template) == HARMONY:
         return HARMONY, "template"
     if _has_type(facts, "granite") and "thought process:" in facts.template:
         return "sentence", "template"
+    for opener, closer, name in _THINKING_TAGS:
+        if {opener, closer} <= facts.added_tokens:
+            return name, "tokenizer"
     return None, "none"
 
 

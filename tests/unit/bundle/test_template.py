@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -241,6 +242,16 @@ def test_tojson_writes_what_transformers_writes(value: Any, arguments: str) -> N
     assert ChatTemplate(source).render([], value=value) == reference(source, [], value=value)
 
 
+@pytest.mark.parametrize("source", ["{{ (text | fromjson).a }}", "{{ fromjson(text).a }}"])
+def test_json_texts_can_be_read_as_filter_and_as_function(source: str) -> None:
+    template = ChatTemplate(source)
+    assert template.render([], text='{"a": "é<1>"}') == "é<1>"
+    with pytest.raises(TemplateError, match="refused: fromjson was given a text that is not JSON"):
+        template.render([], text="{")
+    with pytest.raises(TemplateError, match="refused: fromjson needs a text, got dict"):
+        template.render([], text={})
+
+
 def test_the_default_models_template_renders_as_in_transformers(
     default_model_bundle: Bundle,
 ) -> None:
@@ -342,6 +353,10 @@ def doubling(start: str, step: str) -> str:
         "{{ 10 ** 9 * 'x' }}",
         "{{ [0] * 10 ** 9 }}",
         doubling("'x'", "ns.s ~ ns.s"),
+        "{% for i in range(99999) %}{{ ('[' ~ '0,' * 99999 ~ '0]') | fromjson | length }}"
+        "{% endfor %}",
+        "{{ ('[' * 99999) | fromjson }}",
+        "{{ fromjson('[' ~ '[],' * 9999999 ~ '0]') }}",
         doubling("'x'", "ns.s + ns.s"),
         doubling("[1]", "ns.s + ns.s"),
         doubling("'x'", "[ns.s, ns.s] | join"),
@@ -514,6 +529,18 @@ def test_many_threads_render_one_template() -> None:
 
 def test_a_template_file_wins_over_the_tokenizer_config(tmp_path: Path) -> None:
     write_folder(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert open_bundle(tmp_path).chat_template == "file"
+
+
+def test_a_template_in_its_own_json_file_wins_over_the_tokenizer_config(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
+    write_folder(tmp_path, tokenizer_config={"chat_template": named})
+    own = tmp_path / "chat_template.json"
+    own.write_text(json.dumps({"chat_template": "json"}))
+    assert open_bundle(tmp_path).chat_templates == {"default": "json", "tool_use": "b"}
+    own.write_text(json.dumps({"chat_template": [{"name": "tool_use", "template": "c"}]}))
+    assert open_bundle(tmp_path).chat_templates == {"default": "a", "tool_use": "c"}
     (tmp_path / "chat_template.jinja").write_text("file")
     assert open_bundle(tmp_path).chat_template == "file"
 

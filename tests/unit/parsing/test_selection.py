@@ -12,6 +12,8 @@ from osaurus.parsing.selection import BundleFacts, choose_formats, format_in_tem
 
 HERMES = '<tools></tools> {"name": … } <tool_call>\n{"name"'
 THINK = "<think>…</think>"
+XML = HERMES + "<function=x><parameter=y>"
+LLAMA4 = "{% if message.role == 'ipython' %}<|python_start|>…<|python_end|>"
 
 
 @pytest.mark.parametrize(
@@ -81,6 +83,21 @@ THINK = "<think>…</think>"
         ({"model_type": "lfm2", "tool_stamp": "whatever"}, "lfm2", "model_type"),
         ({"model_type": "lfm2", "tool_stamp": "none"}, None, "stamp"),
         ({}, None, "none"),
+        ({"model_type": "llama4", "vocab_size": 202_048, "template": LLAMA4}, "pythonic",
+         "template"),
+        ({"model_type": "llama4", "added_tokens": {"<|python_start|>", "<|python_end|>"}},
+         "pythonic", "tokenizer"),
+        ({"model_type": "olmo3", "template": "<functions></functions> <function_calls>"},
+         "pythonic", "template"),
+        ({"model_type": "olmo3", "added_tokens": {"<function_calls>"}}, "pythonic", "tokenizer"),
+        ({"model_type": "granitemoehybrid", "template": "<tool_call>"}, "json", "model_type"),
+        ({"model_type": "granitemoehybrid", "template": XML}, "xml_function", "template"),
+        ({"model_type": "granite", "template": XML}, "xml_function", "template"),
+        ({"model_type": "qwen2", "template": XML}, "xml_function", "template"),
+        ({"model_type": "llama", "vocab_size": 128_256, "template": XML}, "xml_function",
+         "template"),
+        ({"model_type": "llama", "vocab_size": 128_256, "template": "ipython"}, "llama3",
+         "model_type"),
     ],
 )  # fmt: skip
 def test_tool_formats(facts: dict[str, Any], tools: str | None, origin: str) -> None:
@@ -120,6 +137,12 @@ def test_tool_formats(facts: dict[str, Any], tools: str | None, origin: str) -> 
         ({"model_type": "phi3"}, None, "none"),
         ({"model_type": "odd", "reasoning_stamp": "magistral"}, "bracket", "stamp"),
         ({"model_type": "qwen3", "reasoning_stamp": "odd"}, "think", "model_type"),
+        ({"model_type": "granitemoehybrid", "template": XML + THINK}, "think", "template"),
+        ({"model_type": "mistral3", "added_tokens": {"[THINK]", "[/THINK]"}}, "bracket",
+         "tokenizer"),
+        ({"model_type": "qwen2", "template": "split('</think>')",
+          "added_tokens": {"<think>", "</think>"}}, "think", "tokenizer"),
+        ({"model_type": "qwen2", "added_tokens": {"</think>"}}, None, "none"),
     ],
 )  # fmt: skip
 def test_reasoning_formats(facts: dict[str, Any], reasoning: str | None, origin: str) -> None:
@@ -170,9 +193,60 @@ def test_families_that_always_prefill_say_so() -> None:
         ("<longcat_tool_call>", "longcat"),
         ("<|tool_call|>", "granite"),
         ("<tool_call>", "json"),
+        ("<function_calls> ipython", "pythonic"),
+        ("<|python_start|> ipython", "pythonic"),
         ("<|python_tag|>", "llama3"),
         ("{{ messages }}", None),
     ],
 )
 def test_the_rarest_text_in_a_template_decides(template: str, name: str | None) -> None:
     assert format_in_template(template) == name
+
+
+@pytest.mark.parametrize(
+    ("token", "name"),
+    [
+        ("<minimax:tool_call>", "minimax_m2"),
+        ("<|tool_call>", "gemma4"),
+        ("<start_function_call>", "gemma"),
+        ("<zyphra_tool_call>", "zaya_xml"),
+        ("<arg_key>", "glm4"),
+        ("<|tool_call_start|>", "lfm2"),
+        ("<|tool_calls_section_begin|>", "kimi_k2"),
+        ("<｜tool▁calls▁begin｜>", "deepseek_v31"),
+        ("[TOOL_CALLS]", "mistral"),
+        ("<longcat_tool_call>", "longcat"),
+        ("<TOOLCALL>", "nemotron_v2"),
+        ("<|tool_call|>", "granite"),
+        ("<tool_call>", "json"),
+        ("<|python_start|>", "pythonic"),
+        ("<function_calls>", "pythonic"),
+    ],
+)
+def test_without_other_evidence_an_added_token_decides(token: str, name: str) -> None:
+    choice = choose_formats(BundleFacts(model_type="odd", added_tokens=frozenset({"<a>", token})))
+    assert (choice.tool_format, choice.tool_origin) == (name, "tokenizer")
+
+
+@pytest.mark.parametrize("without", range(5))
+def test_each_piece_of_evidence_outranks_those_behind_it(without: int) -> None:
+    """Override, stamp, `model_type`, template, tokenizer: with the first ones gone, the next."""
+    known: dict[str, Any] = {
+        "tool_stamp": "kimi_k2",
+        "model_type": "lfm2",
+        "template": "[TOOL_CALLS]",
+        "added_tokens": frozenset({"<|tool_call>"}),
+    }
+    override = "glm4"
+    for name in ("override", *known)[:without]:
+        override = None if name == "override" else override
+        known.pop(name, None)
+    choice = choose_formats(BundleFacts(**known), tool_override=override)
+    expected = [
+        ("glm4", "override"),
+        ("kimi_k2", "stamp"),
+        ("lfm2", "model_type"),
+        ("mistral", "template"),
+        ("gemma4", "tokenizer"),
+    ]
+    assert (choice.tool_format, choice.tool_origin) == expected[without]
