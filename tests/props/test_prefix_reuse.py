@@ -39,11 +39,13 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def engine_of(model: Model, cache: CacheConfig, **settings: Any) -> BatchEngine:
+    identity = settings.pop("identity", None)
     given = {"kv_block_tokens": 8, "prefill_chunk_tokens": 32, "max_batch_size": 3, **settings}
     return BatchEngine(
         model,
         EngineConfig(**given, cache=cache),
         token_bytes=TokenText().token_bytes,
+        identity=identity,
         start=False,
     )
 
@@ -206,3 +208,50 @@ def test_salts_keep_prefixes_apart(folder: Path) -> None:
         cached.append(info_of(list(stream)).cached_prompt_tokens)
     assert cached == [0, 0, 0, 64, 64, 64]
     engine.shutdown()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_conversations_go_on_after_a_restart(folder: Path, seed: int, tmp_path: Path) -> None:
+    model, talk = load_tiny(folder), Talk(seed + 10)
+    config = CacheConfig(disk_dir=tmp_path)
+    restored = 0
+    for life in range(5):
+        engine = engine_of(model, config, identity="tiny@1")
+        for turn in range(4):
+            prompts = [talk.prompt() for _ in range(talk.rng.choice([1, 2]))]
+            streams = [
+                engine.generate(ask(f"{life}.{turn}.{i}", prompt, max_tokens=20))[0]
+                for i, prompt in enumerate(prompts)
+            ]
+            drain(engine, streams)
+            for i, (prompt, stream) in enumerate(zip(prompts, streams, strict=True)):
+                events = list(stream)
+                restored += info_of(events).cache_detail == "disk"
+                answer = tokens_of(events)
+                assert answer == cold_answer(model, prompt, 20), (life, turn, i)
+                talk.heard(prompt, answer)
+        engine.shutdown()
+    assert restored > 0
+
+
+def test_two_engines_share_a_directory(folder: Path, tmp_path: Path) -> None:
+    model, talk = load_tiny(folder), Talk(77)
+    config = CacheConfig(disk_dir=tmp_path)
+    engines = [engine_of(model, config, identity="tiny@1") for _ in range(2)]
+    restored = 0
+    for turn in range(16):
+        engine, prompt = engines[turn % 2], talk.prompt()
+        (stream,) = engine.generate(ask(f"{turn}", prompt, max_tokens=20))
+        drain(engine, [stream])
+        while engine.cache.has_work:
+            engine.step()
+        assert engine.cache.disk is not None
+        assert engine.cache.disk.flush(10)
+        events = list(stream)
+        restored += info_of(events).cache_detail == "disk"
+        answer = tokens_of(events)
+        assert answer == cold_answer(model, prompt, 20), turn
+        talk.heard(prompt, answer)
+    assert restored > 2
+    for engine in engines:
+        engine.shutdown()

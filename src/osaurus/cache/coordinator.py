@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sqlite3
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -98,16 +99,12 @@ class CacheCoordinator:
         if self.disk is None or sequence.is_off:
             return 0
         last = min((num_tokens - 1) // self._pool.block_tokens, len(sequence.digests))
+        while last and sequence.is_answer(last - 1):
+            last -= 1  # what the request generated itself was never written
         in_memory = self._longest(sequence, 0, last, (), self._blocks_of)
         if last - in_memory < MIN_DISK_BLOCKS:
             return 0
-        keys = [
-            part_key(key, part)
-            for index in range(last)
-            for key in self._keys(sequence, index)
-            for part in range(len(self._parts))
-        ]
-        on_disk = self.disk.find(sequence.namespace.hex(), keys)
+        on_disk = self._find_on_disk(self.disk, sequence, last)
 
         def both(seq: CachedSequence, index: int) -> list[int | None]:
             blocks = self._blocks_of(seq, index)
@@ -133,6 +130,22 @@ class CacheCoordinator:
                         break
         return len(sequence.record_keys)
 
+    def _find_on_disk(
+        self, disk: DiskStore, sequence: CachedSequence, last: int
+    ) -> dict[bytes, str]:
+        """Record by part key, for every part of the first `last` blocks that is on disk. Each
+        form and part is asked for as a chain, so that few records are to be read."""
+        forms = [sequence.generated_key] if self.config.reuse_generated else []
+        asked = [
+            part_key(key_of(index), part)
+            for part in range(len(self._parts))
+            for key_of in (sequence.exact_key, *forms)
+            for index in range(last)
+            if not sequence.is_answer(index)
+        ]
+        places = disk.find(sequence.namespace.hex(), asked)
+        return {key: p.key for key, p in zip(asked, places, strict=True) if p is not None}
+
     def restore_next(self, sequence: CachedSequence) -> int:
         """Read one planned record into the memory tier; returns the tokens it covers up to.
         A record that cannot be read is counted and left out, with everything after it."""
@@ -153,6 +166,7 @@ class CacheCoordinator:
         groups = self._parts[part]
         if not known or not matches_pool(record, groups, self._pool):
             self._count(restore_mismatches=1)
+            self.disk.reject(record.key, "its blocks do not fit the model's cache")
             sequence.record_keys.clear()
             return 0
         places, keys = [], []
@@ -176,6 +190,7 @@ class CacheCoordinator:
             for group in groups:
                 self._pool.release(group, blocks[group][n])
         sequence.detail = "disk"
+        sequence.read_keys.append(record.key)
         return record.end_token
 
     def take_over(
@@ -220,6 +235,8 @@ class CacheCoordinator:
             sequence.detail = "miss"
         elif sequence.detail != "disk":
             sequence.detail = "paged"
+        elif self.disk is not None:
+            self.disk.touch(sequence.read_keys)
         self._count(
             lookups=1,
             misses=int(matched == 0),
@@ -364,7 +381,10 @@ class CacheCoordinator:
         self.drop_pending()
         self.index.clear()
         if self.disk is not None:
-            self.disk.clear(model=self._key.name)
+            try:
+                self.disk.clear(model=self._key.name)
+            except (OSError, sqlite3.Error):
+                logger.exception("the KV cache of %s on disk was not cleared", self._key.name)
 
     def stats(self) -> CacheStats:
         return replace(
@@ -381,7 +401,9 @@ class CacheCoordinator:
         while self._to_store and self.disk is not None:
             run = self._to_store.popleft()
             if not self.disk.contains(run.record_key):
-                self.disk.put(run.to_record(self._pool), wait=True)
+                if not self.disk.has_room(run.nbytes(self._pool)):
+                    self.disk.flush()
+                self.disk.put(run.to_record(self._pool))
             run.release(self._pool)
         if self.disk is not None:
             self.disk.close()

@@ -29,6 +29,7 @@ class CachedSequence:
     matched_tokens: int = 0  #: of the prompt, taken over at admission or later
     detail: CacheDetail = "miss"
     record_keys: list[str] = field(default_factory=list)  #: still to be read from disk
+    read_keys: list[str] = field(default_factory=list)  #: read for this request
 
     is_off: bool = False  #: the model has no cache
 
