@@ -20,6 +20,7 @@ from osaurus.engine.client import Mailbox, Stream
 from osaurus.errors import ModelNotFound
 from osaurus.runtime.conventions import Conventions
 from osaurus.runtime.model import Listing, LoadedModel
+from osaurus.types.cache import CacheStats
 from osaurus.types.engine import CapacitySnapshot, EventStream, GenerationRequest
 from osaurus.types.events import Event, Info, PrefillProgress, StopReason, TokenLogprob
 
@@ -110,6 +111,8 @@ class ScriptedEngine:
         self.script = script
         self.max_context_tokens = max_context_tokens
         self.requests: list[GenerationRequest] = []
+        self.stats = CacheStats()  #: what a test says the cache did
+        self.num_cleared = 0
         self._changed = threading.Condition()
         self._gates: set[str] = set()
         self._waiting_at: list[str] = []
@@ -149,6 +152,12 @@ class ScriptedEngine:
                 is_accepting_requests=not self._is_shut_down,
                 is_shutdown=self._is_shut_down,
             )
+
+    def cache_stats(self) -> CacheStats:
+        return self.stats
+
+    def clear_cache(self) -> None:
+        self.num_cleared += 1
 
     def shutdown(self) -> None:
         with self._changed:

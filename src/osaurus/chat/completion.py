@@ -93,10 +93,11 @@ def finish_reason(info: Info, *, has_calls: bool) -> FinishReason:
 
 
 def usage_of(infos: Sequence[Info]) -> Usage:
-    """The engine's own counts. The prompt is read once, whatever the number of choices."""
+    """The engine's own counts. The prompt is read once, whatever the number of choices: what
+    a choice took over from another one of the same request did not come from a cache."""
     return Usage(
         prompt_tokens=infos[0].prompt_tokens,
         completion_tokens=sum(info.generated_tokens for info in infos),
-        cached_tokens=infos[0].cached_prompt_tokens,
+        cached_tokens=min(info.cached_prompt_tokens for info in infos),
         reasoning_tokens=sum(info.reasoning_tokens for info in infos),
     )

@@ -30,6 +30,7 @@ from osaurus.errors import (
     OsaurusError,
 )
 from osaurus.runtime.blocking import on_thread
+from osaurus.runtime.cache_totals import CacheTotals
 from osaurus.runtime.lease import ModelLease
 from osaurus.runtime.model import Listing, LoadedModel, ModelSource
 
@@ -108,6 +109,7 @@ class ModelRuntime:
         self._draining: dict[str, asyncio.Task[None]] = {}
         self._leaving: dict[str, LoadedModel] = {}  # what drains
         self._failures: dict[str, LoadFailure] = {}
+        self._unloaded_cache = CacheTotals()
         self._names: dict[str, str] = {}  # names that led to a resident model -> its id
         self._current: str | None = None
         self._is_shut_down = False
@@ -213,6 +215,11 @@ class ModelRuntime:
         ]
         return sorted(rows, key=lambda row: (not row.is_current, row.model.model_id))
 
+    @property
+    def unloaded_cache(self) -> CacheTotals:
+        """What the caches of models did that are no longer resident."""
+        return self._unloaded_cache
+
     def loading(self) -> list[str]:
         return sorted(self._loading)
 
@@ -279,6 +286,8 @@ class ModelRuntime:
     async def _drain(self, model: LoadedModel) -> None:
         try:
             await self.lease.wait_for_zero(model.model_id)
+            stats = await on_thread(model.engine.cache_stats)
+            self._unloaded_cache += CacheTotals.of(stats)
             await on_thread(model.engine.shutdown)
         finally:
             del self._draining[model.model_id], self._leaving[model.model_id]

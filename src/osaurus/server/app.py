@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from osaurus.chat.service import ChatEngine
 from osaurus.errors import Cancelled, OsaurusError
+from osaurus.server.apis.admin_cache import CacheAdmin
 from osaurus.server.apis.models import ModelCatalog
 from osaurus.server.apis.openai_chat import OpenAIChat
 from osaurus.server.errors import RequestRefused, error_response
@@ -52,11 +53,14 @@ def build_app(chat: ChatEngine, config: AppConfig) -> App:
     admission = Admission(config.inference_limit)
     openai = OpenAIChat(chat, admission, ping_interval_s=config.ping_interval_s)
     models = ModelCatalog(chat.runtime)
+    cache = CacheAdmin(chat.runtime)
     table: tuple[tuple[str, str, _Handler], ...] = (
         ("POST", "/chat/completions", openai.chat_completions),
         ("GET", "/models", models.list_models),
         ("GET", "/models/{model_id:path}", models.get_model),
         ("GET", "/health", Health(chat.runtime, admission).health),
+        ("GET", "/admin/cache-stats", cache.cache_stats),
+        ("POST", "/admin/cache/clear", cache.clear),
     )
     return App([Route(path, handler, methods=[method]) for method, path, handler in table], config)
 

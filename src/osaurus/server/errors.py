@@ -78,6 +78,7 @@ _KINDS: Mapping[str, Kind] = {
     "method_not_allowed": Kind(405, "invalid_request_error"),
     "forbidden_host": Kind(403, "forbidden"),
     "forbidden_origin": Kind(403, "forbidden"),
+    "local_only": Kind(403, "forbidden"),
     "headers_too_large": Kind(431, "invalid_request_error"),
     PayloadTooLarge.code: Kind(413, "payload_too_large"),
     Cancelled.code: Kind(499, "request_cancelled"),

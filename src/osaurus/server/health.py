@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from osaurus.runtime.pool import ModelRuntime, ResidentModel
 from osaurus.server.limits import Admission
-from osaurus.server.origins import is_loopback
+from osaurus.server.peers import is_local
 
 
 class Health:
@@ -30,7 +30,7 @@ class Health:
             "status": "healthy",
             "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
-        if request.client is not None and is_loopback(request.client.host):
+        if is_local(request):
             body |= self._details()
         return Response(msgspec.json.encode(body), media_type="application/json")
 

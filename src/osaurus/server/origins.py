@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from starlette.types import Scope
 
 from osaurus.server.errors import RequestRefused
+from osaurus.server.paths import normalize
 
 _Headers = list[tuple[bytes, bytes]]
 
@@ -113,7 +114,7 @@ def _is_address(name: str) -> bool:
 
 def _is_guarded(scope: Scope) -> bool:
     """Changes of the server itself never come from a foreign page, even with `*`."""
-    path = scope["path"]
+    path = normalize(scope["path"]).path  # `/v1/admin` is the same place
     return scope["method"] == "PUT" or path == "/admin" or path.startswith("/admin/")
 
 

@@ -64,6 +64,16 @@ def test_events_pass_unchanged_and_info_comes_last() -> None:
     assert _mapped(events) == events
 
 
+def test_what_the_cache_did_passes_unchanged() -> None:
+    events: list[Event] = [
+        PrefillProgress(stage="cache_lookup", completed=0, total=9, detail="miss"),
+        PrefillProgress(stage="cache_lookup", completed=0, total=9, detail="paged"),
+        PrefillProgress(stage="cache_restore", completed=4, total=9, detail="disk"),
+        Info(prompt_tokens=9, cached_prompt_tokens=4, cache_detail="disk"),
+    ]
+    assert _mapped(events) == events
+
+
 def test_nothing_after_info_is_passed_on() -> None:
     assert _mapped([Chunk("a"), _INFO, Chunk("b")]) == [Chunk("a"), _INFO]
 

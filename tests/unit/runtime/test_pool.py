@@ -15,8 +15,10 @@ from osaurus.errors import (
     ModelNotFound,
     UnsupportedBundle,
 )
+from osaurus.runtime.cache_totals import CacheTotals
 from osaurus.runtime.model import Listing
 from osaurus.runtime.pool import ModelRuntime
+from osaurus.types.cache import CacheStats
 
 
 def _run(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -82,6 +84,21 @@ def test_a_caller_that_leaves_does_not_stop_the_load_of_another() -> None:
         held = await stayer
         assert runtime.lease.snapshot() == {"m": 1}
         held.release()
+
+    _run(scenario)
+
+
+def test_the_counts_of_a_cache_outlive_its_model() -> None:
+    async def scenario() -> None:
+        source = _source("a", "b")
+        source.engines["a"].stats = CacheStats(lookups=3, memory_hits=2, disk={"stores": 5})
+        source.engines["b"].stats = CacheStats(lookups=1)
+        runtime = ModelRuntime(source)
+        for name in ("a", "b"):
+            (await runtime.acquire(name)).release()
+            await runtime.unload(name)
+        expected = CacheTotals(lookups=4, memory_hits=2, disk_stores=5)
+        assert runtime.unloaded_cache == expected
 
     _run(scenario)
 

@@ -78,7 +78,13 @@ def test_a_star_lets_everyone_in_but_not_to_what_changes_the_server() -> None:
     policy = OriginPolicy(bound_host="127.0.0.1", cors_origins=("*",))
     origin = "https://any.example"
     assert dict(policy.check(_scope("POST", origin=origin)))[b"access-control-allow-origin"] == b"*"
-    for method, path in (("PUT", "/v1/x"), ("POST", "/admin/unload"), ("GET", "/admin/stats")):
+    for method, path in (
+        ("PUT", "/v1/x"),
+        ("POST", "/admin/unload"),
+        ("GET", "/admin/stats"),
+        ("GET", "/v1/admin/stats"),
+        ("POST", "/anthropic/v1/api/admin/unload"),
+    ):
         with pytest.raises(RequestRefused):
             policy.check(_scope(method, path, origin=origin))
 

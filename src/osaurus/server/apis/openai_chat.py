@@ -105,20 +105,22 @@ class OpenAIChat:
 
 
 class _ProgressThrottle:
-    """Lets through the first and last report and those that come late or far enough apart."""
+    """Lets through the first and last report, each new stage, and those that come late or far
+    enough apart."""
 
     def __init__(self) -> None:
         self._sent_at = 0.0
         self._sent_fraction = -1.0
+        self._sent_stage = ""
 
     def passes(self, event: PrefillProgress) -> bool:
         now = time.monotonic()
-        is_edge = event.completed == 0 or event.stage == "complete"
+        is_edge = event.completed == 0 or event.stage not in (self._sent_stage, "prefill")
         is_due = now - self._sent_at >= _PROGRESS_INTERVAL_S
         is_far = event.fraction - self._sent_fraction >= _PROGRESS_STEP
         if not (is_edge or is_due or is_far):
             return False
-        self._sent_at, self._sent_fraction = now, event.fraction
+        self._sent_at, self._sent_fraction, self._sent_stage = now, event.fraction, event.stage
         return True
 
 

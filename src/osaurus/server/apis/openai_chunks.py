@@ -104,7 +104,11 @@ class ChunkWriter:
         return self._with_choices(
             [],
             PrefillReport(
-                stage=event.stage, completed=event.completed, total=event.total, percent=percent
+                stage=event.stage,
+                completed=event.completed,
+                total=event.total,
+                percent=percent,
+                detail=event.detail or UNSET,
             ),
         )
 

@@ -186,6 +186,7 @@ class PrefillReport(Struct, kw_only=True):
     completed: int
     total: int
     percent: float | UnsetType = UNSET
+    detail: str | UnsetType = UNSET
 
 
 class ChatCompletion(Struct, kw_only=True):
