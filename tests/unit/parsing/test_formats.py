@@ -111,6 +111,14 @@ def test_olmo_writes_one_call_a_line() -> None:
     assert calls("pythonic", text) == (("f", {"a": "x"}), ("f", {"a": "y"}))
 
 
+def test_llama_4_may_write_json_objects_in_its_tags_or_without_them() -> None:
+    call = '{"name": "f", "parameters": {"a": "x"}}'
+    for text in (f"<|python_start|>{call}<|python_end|>", call, f"Well.\n{call}"):
+        assert calls("pythonic", text) == (("f", {"a": "x"}),)
+    answer = '{"name": "oak", "age": 36}'
+    assert read("pythonic", answer, [F]).content == answer
+
+
 def test_lfm2_takes_json_and_calls_without_brackets_and_drops_unknown_tools() -> None:
     for body in (
         '[{"name": "f", "arguments": {"a": "x"}}]',

@@ -1,16 +1,22 @@
-"""Python lists of calls: Llama 4 and ToolACE bare or in python tags, OLMo 3 one call a line."""
+"""Python lists of calls: Llama 4 and ToolACE bare or in python tags, OLMo 3 one call a line.
+
+Llama 4 also writes the JSON objects of its predecessors, in the tags or without them.
+"""
 
 from __future__ import annotations
 
 import regex
 
+from osaurus.parsing.bodies.json_calls import read_bare, read_object
 from osaurus.parsing.bodies.python_calls import CALL_START, read_list, read_row
 from osaurus.parsing.calls import Calls
+from osaurus.parsing.formats.bare_json import COMMIT as JSON_COMMIT
 from osaurus.parsing.formats.base import GAP, BareOpener, BodyReader, Opener, ToolFormat
 from osaurus.parsing.source import Reader, Source
 
+_OBJECT = r'\{[ \t\r\n]{0,64}"'
 _BARE_COMMIT = regex.compile(rf"\[[ \t\r\n]{{0,64}}{CALL_START}")
-_COMMIT = regex.compile(rf"{GAP}(?:\[[ \t\r\n]{{0,64}}[A-Za-z_]|{CALL_START})")
+_COMMIT = regex.compile(rf"{GAP}(?:\[[ \t\r\n]{{0,64}}[A-Za-z_]|{CALL_START}|{_OBJECT})")
 
 
 def _read_bare(source: Source, calls: Calls) -> Reader[None]:
@@ -18,10 +24,17 @@ def _read_bare(source: Source, calls: Calls) -> Reader[None]:
     calls.is_closed = True
 
 
+def _read_objects(source: Source, calls: Calls) -> Reader[None]:
+    return read_bare(source, calls, separator=";")
+
+
 def _wrapped(closer: str) -> BodyReader:
     def read(source: Source, calls: Calls) -> Reader[None]:
-        if (yield from source.token()) == "[":
+        first = yield from source.token()
+        if first == "[":
             yield from read_list(source, calls)
+        elif first == "{":
+            yield from read_object(source, calls)
         else:
             yield from read_row(source, calls)
         calls.is_closed = bool((yield from source.closer(closer)))
@@ -39,6 +52,9 @@ PYTHONIC = ToolFormat(
         _opener("<|python_start|>", "<|python_end|>"),
         _opener("<function_calls>", "</function_calls>"),
     ),
-    bare=(BareOpener(starts="[", commit=_BARE_COMMIT, read=_read_bare),),
+    bare=(
+        BareOpener(starts="[", commit=_BARE_COMMIT, read=_read_bare),
+        BareOpener(starts="{", commit=JSON_COMMIT, read=_read_objects),
+    ),
     orphans=("<|python_end|>", "</function_calls>"),
 )
