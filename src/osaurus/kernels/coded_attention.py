@@ -55,6 +55,14 @@ class CodedReader(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class CodedStorage:
+    """One layer's coded blocks and how they are read."""
+
+    blocks: Tensor  # [blocks, K, bytes] uint8
+    reader: CodedReader
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodedPlan:
     """Indices of a step's small rows for one KV group, some of whose blocks are coded."""
@@ -116,7 +124,7 @@ def plan_coded(
 
 
 def coded_attention(
-    q: Tensor, storage: Tensor, coded: Tensor, codec: CodedReader, plan: CodedPlan, k_dim: int
+    q: Tensor, storage: Tensor, coded: CodedStorage, plan: CodedPlan, k_dim: int
 ) -> Tensor:
     """Softmax attention of each row over its own blocks, in float32.
 
@@ -124,7 +132,7 @@ def coded_attention(
     [T, H, Dv] float32.
     """
     exact = _Part(ExactReader(k_dim), storage, storage.shape, k_dim, plan.exact)
-    packed = _Part(codec, coded, storage.shape, k_dim, plan)
+    packed = _Part(coded.reader, coded.blocks, storage.shape, k_dim, plan)
     exact_scores, packed_scores = exact.score(q), packed.score(q)
     best = torch.maximum(exact.best(exact_scores), packed.best(packed_scores))
     exact_total, exact_summed = exact.weigh(exact_scores, best)
@@ -214,14 +222,16 @@ class _Part:
 
 
 def coded_attention_reference(
-    q: Tensor, storage: Tensor, coded: Tensor, codec: CodedReader, span: Span, k_dim: int
+    q: Tensor, storage: Tensor, coded: CodedStorage, span: Span, k_dim: int
 ) -> Tensor:
     """The slow twin for one span: decode every block, then plain attention in float64.
 
     q: [T, H, Dk] scaled, the span's rows. Returns [T, H, Dv] float64.
     """
     parts = [
-        storage[block].float() if block >= 0 else codec.decode(coded[None, coded_id(block)])[0]
+        storage[block].float()
+        if block >= 0
+        else coded.reader.decode(coded.blocks[None, coded_id(block)])[0]
         for block in span.blocks
     ]
     kv = torch.cat(parts, dim=1).transpose(0, 1)[: span.first_position + span.length]

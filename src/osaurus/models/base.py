@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from osaurus.kernels.coded_attention import CodedPlan, CodedStorage
 from osaurus.kernels.paged_attention import DecodePlan, PrefillPlan
 from osaurus.topology.base import LayerTopology
 
@@ -25,12 +26,14 @@ class GroupBatch:
     """One KV group's part of a step, built once for all its layers.
 
     `write_rows` says where the step's keys and values go: for row t and kv head h the flat
-    index (block * heads + h) * block_tokens + offset. Exactly one plan is set.
+    index (block * heads + h) * block_tokens + offset. Exactly one plan is set;
+    `coded` only for groups whose `LayerMemory.coded` is.
     """
 
     write_rows: Tensor  # [T * kv heads] int64
     decode: DecodePlan | None = None
     prefill: PrefillPlan | None = None
+    coded: CodedPlan | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,7 @@ class LayerMemory:
     group: int
     storage: Tensor  # [blocks, kv heads, block_tokens, k_dim + v_dim]
     state: tuple[Tensor, ...] = ()
+    coded: CodedStorage | None = None  # None where every block is exact
 
 
 #: The name that models with nothing but attention know it by.

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from osaurus.errors import UnsupportedBundle
+from osaurus.kernels.coded_attention import coded_attention
 from osaurus.kernels.norm import rms_norm
 from osaurus.kernels.paged_attention import decode_attention, prefill_attention
 from osaurus.kernels.rope import RotaryTable, apply_rope, inverse_frequencies
@@ -249,10 +250,12 @@ class _Block:
         group = batch.groups[kv.group]
         if group.decode is not None:
             out = decode_attention(q, kv.storage, group.decode, self._dim).to(self._dtype)
+        elif group.coded is not None and kv.coded is not None:
+            out = coded_attention(q, kv.storage, kv.coded, group.coded, self._dim).to(self._dtype)
         elif group.prefill is not None:
             out = prefill_attention(q.to(self._dtype), kv.storage, group.prefill, self._dim)
         else:
-            raise ValueError("a group batch carries a decode or a prefill plan")
+            raise ValueError("a group batch carries a plan that its layers can follow")
         return out.reshape(q.shape[0], self._heads * self._dim)
 
 

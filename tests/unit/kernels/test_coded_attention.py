@@ -11,6 +11,7 @@ import torch
 from osaurus.kernels import coded_attention as kernel
 from osaurus.kernels.coded_attention import (
     CodedPlan,
+    CodedStorage,
     coded_attention,
     coded_attention_reference,
     coded_id,
@@ -63,7 +64,8 @@ class _Slots:
         r.shuffle(free)
         width = self.k_dim + v_dim
         self.storage = torch.randn(len(ids), kv_heads, self.block, width, generator=g).to(dtype)
-        self.coded = torch.zeros(len(free), kv_heads, self.codec.block_bytes, dtype=torch.uint8)
+        coded = torch.zeros(len(free), kv_heads, self.codec.block_bytes, dtype=torch.uint8)
+        self.coded = CodedStorage(coded, self.codec)
         self.tables: list[list[int]] = []
         for count, length in zip(counts, LENGTHS, strict=True):
             table = [ids.pop() for _ in range(count)]
@@ -71,7 +73,7 @@ class _Slots:
                 if index % 7 == 5:
                     continue
                 place, raw = free.pop(), table[index]
-                self.coded[place] = self.codec.encode(self.storage[raw : raw + 1])[0]
+                coded[place] = self.codec.encode(self.storage[raw : raw + 1])[0]
                 self.storage[raw] = 1e30
                 table[index] = coded_id(place)
             self.tables.append(table)
@@ -89,7 +91,7 @@ class _Slots:
         plan = plan_coded(spans, self.block, "cpu")
         if isinstance(plan, DecodePlan):
             return decode_attention(q, self.storage, plan, self.k_dim)
-        return coded_attention(q, self.storage, self.coded, self.codec, plan, self.k_dim)
+        return coded_attention(q, self.storage, self.coded, plan, self.k_dim)
 
 
 def _queries(case: tuple, rows: int) -> torch.Tensor:
@@ -107,7 +109,7 @@ def test_rows_equal_attention_over_the_decoded_blocks(case: tuple, mode: str) ->
     for row in rows:
         part = slice(at, at + row[2])
         wanted = coded_attention_reference(
-            q[part], slots.storage, slots.coded, slots.codec, slots.span(*row), slots.k_dim
+            q[part], slots.storage, slots.coded, slots.span(*row), slots.k_dim
         )
         torch.testing.assert_close(got[part].double(), wanted, rtol=5e-5, atol=5e-6)
         at += row[2]
