@@ -15,7 +15,7 @@ longest ago goes first. Holders release a sequence from its end, so leaves go be
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -182,8 +182,8 @@ class BlockPool:
         """A copy on the host: [layers, n, kv heads, block_tokens, k + v]."""
         storage = self.storage[group]
         out = torch.empty((storage.shape[0], len(blocks), *storage.shape[2:]), dtype=storage.dtype)
-        for place, block in enumerate(blocks):
-            out[:, place].copy_(storage[:, block])
+        for place, block, count in _stretches(range(len(blocks)), blocks):
+            out[:, place : place + count].copy_(storage[:, block : block + count])
         return out
 
     def write_blocks(
@@ -191,8 +191,9 @@ class BlockPool:
     ) -> None:
         """Copy `source[:, places]` of `read_blocks`'s form into blocks that the caller alone
         holds."""
-        for block, place in zip(blocks, places, strict=True):
-            self.storage[group][:, block].copy_(source[:, place])
+        storage = self.storage[group]
+        for place, block, count in _stretches(places, blocks):
+            storage[:, block : block + count].copy_(source[:, place : place + count])
 
     def release(self, group: int, block: int) -> None:
         """Give up one hold; the last one frees the block, or caches it if it is kept."""
@@ -242,6 +243,20 @@ class BlockPool:
         assert held_bytes == self.used_bytes, "used_bytes does not match the holders"
         assert cached_bytes == self.cached_bytes, "cached_bytes does not match"
         assert held_bytes + cached_bytes <= self.budget_bytes, "over the budget"
+
+
+def _stretches(places: Sequence[int], blocks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """(place, block, count) of stretches that ascend by one in both: one copy each."""
+    start = 0
+    for end in range(1, len(blocks) + 1):
+        count = end - start
+        if (
+            end == len(blocks)
+            or blocks[end] != blocks[start] + count
+            or places[end] != places[start] + count
+        ):
+            yield places[start], blocks[start], count
+            start = end
 
 
 def _reserve(
