@@ -15,8 +15,8 @@ from osaurus.chat.attribution import without_attribution
 from osaurus.chat.guard import ContentGuard, Run, prepared
 from osaurus.chat.history import THINKING_MARKERS, History
 from osaurus.chat.prefix import HEAD_TIME_S, Rendered, head_of, scope_salt, stable_tokens
-from osaurus.chat.profiles import template_switches
 from osaurus.chat.schemas import tool_views, tools_in_words
+from osaurus.chat.switches import template_switches
 from osaurus.chat.traits import traits_of
 from osaurus.errors import ContextLengthExceeded, InvalidField, NoChatTemplate, ToolsUnsupported
 from osaurus.parsing.reasoning import REASONING_FORMATS, TAIL_TOKENS, Start, start_of

@@ -91,7 +91,10 @@ def _conventions(bundle: Bundle) -> dict[str, Any]:
             "switches": list(profile.switches if profile.shown != "hidden" else ()),
             "efforts": list(profile.levels or conventions.effort_levels or ()),
             "unset": dict(profile.unset),
-            "bundle_defaults": dict(conventions.template_defaults),
+            "bundle_defaults": {
+                **conventions.template_defaults,
+                **({"mode": conventions.default_mode} if conventions.default_mode else {}),
+            },
             "bundle_defaults_source": conventions.defaults_origin or None,
         },
         "template_fallbacks": changes,

@@ -23,14 +23,16 @@ _NO_FORMATS = FormatChoice(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conventions:
     """`template_defaults` are the bundle's own template switches; `defaults_origin` names the
-    file. `effort_levels` are the words its control of effort declares: none known is None, a
-    control without words is empty. `supports_thinking` is None where the bundle does not say.
+    file. `default_mode` is the word for its usual way of answering ("thinking", "instruct", ...).
+    `effort_levels` are the words its control of effort declares: none known is None, a control
+    without words is empty. `supports_thinking` is None where the bundle does not say.
     """
 
     formats: FormatChoice = _NO_FORMATS
     facts: BundleFacts = field(default_factory=BundleFacts)
     template_defaults: Mapping[str, Any] = field(default_factory=dict)
     defaults_origin: str = ""
+    default_mode: str = ""
     effort_levels: tuple[str, ...] | None = None
     supports_thinking: bool | None = None
 
@@ -65,7 +67,7 @@ def read_conventions(
     """Raises `InvalidField` for an override that names no known format."""
     stamp = _Stamp.of(bundle.path)
     facts = _facts(bundle, stamp)
-    defaults, origin = _template_defaults(bundle, stamp)
+    defaults, mode, origin = _template_defaults(bundle, stamp)
     return Conventions(
         formats=choose_formats(
             facts, tool_override=tool_override, reasoning_override=reasoning_override
@@ -73,6 +75,7 @@ def read_conventions(
         facts=facts,
         template_defaults=defaults,
         defaults_origin=origin,
+        default_mode=mode,
         effort_levels=stamp.effort_levels(),
         supports_thinking=stamp.flag("capabilities", "supports_thinking"),
     )
@@ -134,23 +137,21 @@ def _facts(bundle: _Bundle, stamp: _Stamp) -> BundleFacts:
     )
 
 
-def _template_defaults(bundle: _Bundle, stamp: _Stamp) -> tuple[dict[str, Any], str]:
-    """The first source that says anything of template switches."""
+def _template_defaults(bundle: _Bundle, stamp: _Stamp) -> tuple[dict[str, Any], str, str]:
+    """The switches, mode and name of the first source that says anything of them."""
     declared = bundle.generation_config.get("default_chat_template_kwargs")
     if isinstance(declared, Mapping) and declared:
-        return dict(declared), "generation_config.json"
+        return dict(declared), "", "generation_config.json"
     if bundle.path.is_dir():
         declared = read_tokenizer_config(bundle.path).get("default_chat_template_kwargs")
         if isinstance(declared, Mapping) and declared:
-            return dict(declared), "tokenizer_config.json"
+            return dict(declared), "", "tokenizer_config.json"
     if found := stamp.mapping("chat", "template_kwargs"):
-        return found, "jang_config.json"
-    defaults: dict[str, Any] = {}
-    if (mode := stamp.text("chat", "reasoning", "default_mode")) is not None:
-        defaults["reasoning_effort"] = mode
-    if (effort := stamp.text("chat", "reasoning", "default_effort")) is not None:
-        defaults.setdefault("reasoning_effort", effort)
-    return defaults, "jang_config.json" if defaults else ""
+        return found, "", "jang_config.json"
+    mode = stamp.text("chat", "reasoning", "default_mode") or ""
+    effort = stamp.text("chat", "reasoning", "default_effort")
+    defaults: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+    return defaults, mode, "jang_config.json" if mode or defaults else ""
 
 
 def _text(value: Any) -> str:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from osaurus.chat.profiles import OFF_WORDS, profile_of, template_switches
+from osaurus.chat.profiles import profile_of
+from osaurus.chat.switches import OFF_WORDS, template_switches
 from osaurus.errors import InvalidField
 from osaurus.parsing.selection import BundleFacts, FormatChoice
 from osaurus.runtime.conventions import Conventions
@@ -87,7 +88,88 @@ def test_a_switch_is_mirrored_to_the_familys_own_name() -> None:
     for model_type in ("kimi_k25", "deepseek_v3", "granite"):
         found = _switches(model_type, enable_thinking=True)
         assert found == {"enable_thinking": True, "thinking": True}
-    assert _switches("kimi_k25", thinking=False) == {"thinking": False}
+        found = _switches(model_type, thinking=False)
+        assert found == {"enable_thinking": False, "thinking": False}
+    assert _switches("qwen3", thinking=True) == {"enable_thinking": True, "thinking": True}
+    assert _switches("qwen3", thinking="loud") == {"enable_thinking": False, "thinking": "loud"}
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "kimi_k25", "granite", "qwen3", "unheard"])
+@pytest.mark.parametrize("declared", ["enable_thinking", "thinking"])
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"enable_thinking": True}, True),
+        ({"enable_thinking": False}, False),
+        ({"thinking": True}, True),
+        ({"thinking": False}, False),
+        ({"reasoning_effort": "high"}, True),
+        ({"reasoning_effort": "none"}, False),
+        ({"enable_thinking": False, "thinking": True}, False),
+    ],
+)
+def test_a_choice_outranks_the_bundles_default_by_whatever_name_each_is_said(
+    model_type: str, declared: str, given: dict[str, Any], wanted: bool
+) -> None:
+    bundle = _bundle(model_type, template_defaults={declared: not wanted, "keep": 1})
+    found = template_switches(bundle, "m", given)
+    said = {name: found.kwargs[name] for name in ("enable_thinking", "thinking")
+            if name in found.kwargs}  # fmt: skip
+    assert set(said.values()) == {wanted}
+    assert {"enable_thinking", declared} <= said.keys()
+    assert (found.thinking, found.is_asked, found.kwargs["keep"]) == (wanted, True, 1)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "mode", "effort", "kwargs"),
+    [
+        ("deepseek_v4", "thinking", "high", {"enable_thinking": True, "reasoning_effort": "high"}),
+        ("deepseek_v4", "max", None, {"enable_thinking": True, "reasoning_effort": "max"}),
+        ("deepseek_v4", "instruct", "high", {"enable_thinking": False}),
+        ("deepseek_v4", "thinking", "medium", {"enable_thinking": True}),
+        ("deepseek_v4", "", "absurd", {}),
+        ("hy_v3", "thinking", None, {"enable_thinking": True, "reasoning_effort": "high"}),
+        ("hy_v3", "thinking", "low", {"enable_thinking": True, "reasoning_effort": "low"}),
+        ("hy_v3", "no_think", "low", {"enable_thinking": False, "reasoning_effort": "no_think"}),
+        ("hy_v3", "", "absurd", {}),
+        ("qwen3", "chat", None, {"enable_thinking": False}),
+        ("qwen3", "thinking", "high", {"enable_thinking": True, "reasoning_effort": "high"}),
+        ("qwen3", "", 5, {"enable_thinking": False}),
+    ],
+)
+def test_a_bundles_mode_says_whether_and_its_effort_how_much_and_neither_is_a_400(
+    model_type: str, mode: str, effort: Any, kwargs: dict[str, Any]
+) -> None:
+    defaults = {} if effort is None else {"reasoning_effort": effort}
+    bundle = _bundle(model_type, default_mode=mode, template_defaults=defaults)
+    assert template_switches(bundle, "m", {}).kwargs == kwargs
+
+
+def test_a_default_that_cannot_be_used_is_one_line_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bundle = _bundle(
+        "deepseek_v4",
+        template_defaults={"enable_thinking": "yes", "reasoning_effort": "medium"},
+    )
+    for _ in range(3):
+        assert template_switches(bundle, "org/odd", {}).kwargs == {}
+    assert [record.getMessage() for record in caplog.records] == [
+        "org/odd: the bundle's default enable_thinking 'yes' cannot be used",
+        "org/odd: the bundle's default reasoning_effort 'medium' cannot be used",
+    ]
+
+
+def test_a_request_that_turns_thinking_on_keeps_the_bundles_effort() -> None:
+    bundle = _bundle("deepseek_v4", default_mode="instruct", template_defaults={})
+    assert template_switches(bundle, "m", {"enable_thinking": True}).kwargs == {
+        "enable_thinking": True
+    }
+    bundle = _bundle("deepseek_v4", template_defaults={"reasoning_effort": "max"})
+    assert template_switches(bundle, "m", {"enable_thinking": True}).kwargs == {
+        "enable_thinking": True,
+        "reasoning_effort": "max",
+    }
 
 
 @pytest.mark.parametrize(
@@ -170,6 +252,21 @@ def test_thinking_is_off_for_a_required_call_where_it_cannot_be_bounded(model_ty
     assert found.kwargs == {"enable_thinking": False}
     assert found.notes
     assert template_switches(_bundle("qwen3"), "m", given, needs_call=True).kwargs == given
+
+
+@pytest.mark.parametrize(
+    ("model_id", "template", "name"),
+    [
+        ("org/Qwen3-Coder-30B", "", "qwen-coder"),
+        ("qwen3_coder", "", "qwen-coder"),
+        ("Qwen3Coder", "", "qwen-coder"),
+        ("my-encoder", "", "qwen"),
+        ("m", "{# for the decoder #}", "qwen"),
+        ("Qwen3-Codersson", "", "qwen"),
+    ],
+)
+def test_a_row_is_chosen_by_whole_words(model_id: str, template: str, name: str) -> None:
+    assert profile_of(_bundle("qwen3", template), model_id).profile.name == name
 
 
 def test_a_profile_names_its_source() -> None:

@@ -61,15 +61,22 @@ def test_type_then_template_then_nothing(tmp_path: Path) -> None:
 
 
 def test_template_defaults_come_from_the_first_file_that_has_any(tmp_path: Path) -> None:
-    reasoning = {"default_mode": "none", "effort_levels": ["low", "high"]}
+    reasoning = {
+        "default_mode": "thinking",
+        "default_effort": "high",
+        "effort_levels": ["low", "high"],
+    }
     _stamp(tmp_path, chat={"reasoning": reasoning}, capabilities={"supports_thinking": False})
     found = read_conventions(_Bundle(tmp_path))
-    assert found.template_defaults == {"reasoning_effort": "none"}
+    assert (found.template_defaults, found.default_mode) == (
+        {"reasoning_effort": "high"},
+        "thinking",
+    )
     assert found.defaults_origin == "jang_config.json"
     assert (found.effort_levels, found.supports_thinking) == (("low", "high"), False)
     declared = {"default_chat_template_kwargs": {"enable_thinking": True}}
     found = read_conventions(_Bundle(tmp_path, generation_config=declared))
-    assert found.template_defaults == {"enable_thinking": True}
+    assert (found.template_defaults, found.default_mode) == ({"enable_thinking": True}, "")
     assert found.defaults_origin == "generation_config.json"
 
 
