@@ -30,7 +30,7 @@ STATS = CacheStats(
     evictions=3,
     kv_mode="affine(8,64)",
     topology={"full_attention": 6, "short_conv": 10, "sliding_window": 2},
-    disk={"stores": 7, "corruptions": 1},
+    disk={"stores": 7, "corruptions": 1, "bytes": 900, "quota_bytes": 1000},
 )
 
 
@@ -79,8 +79,10 @@ def test_every_resident_model_has_a_row_and_the_sums_are_theirs(start: Start) ->
         "hits": 2,
         "misses": 5,
         "stores": 7,
-        "corruptions": 1,
+        "current_bytes": 900,
+        "max_size_bytes": 1000,
     }
+    assert current["stats"]["disk"]["corruptions"] == 1
     assert current["stats"]["model_key"] == STATS.model_key
     assert current["stats"]["hit_tokens"] == 600
     assert current["stats"]["topology"] == dict(STATS.topology)
@@ -92,11 +94,13 @@ def test_every_resident_model_has_a_row_and_the_sums_are_theirs(start: Start) ->
 
 def test_a_disk_tier_that_is_off_says_why(start: Start) -> None:
     source = ScriptedSource({"m": ScriptedEngine()})
-    source.engines["m"].stats = CacheStats(disk_off="/x cannot be written")
+    source.engines["m"].stats = CacheStats(misses=3, disk_off="/x cannot be written")
     running = start(source=source)
     running.client().chat.completions.create(model="m", messages=HI)
-    (row,) = _stats(running)["models"]
+    body = _stats(running)
+    (row,) = body["models"]
     assert row["block_disk_store"]["enabled"] is False
+    assert row["block_disk_store"]["misses"] == body["aggregate"]["disk_l2_misses"] == 0
     assert row["stats"]["disk_off"] == "/x cannot be written"
 
 

@@ -37,7 +37,7 @@ class StampedOutput:
 
 
 class EngineRunner:
-    """Runs workloads on one engine. Prompts must be new to it."""
+    """Runs workloads on one engine, whose cache is its own: it is emptied before each run."""
 
     def __init__(self, name: str, engine: Engine) -> None:
         self.name = name
@@ -45,7 +45,8 @@ class EngineRunner:
         self._count = 0
 
     def run_once(self, workload: Workload, prompts: Sequence[Sequence[int]]) -> Sample:
-        """One run. Raises `DidNotRun` when it was not the described work."""
+        """One run from an empty cache. Raises `DidNotRun` when it was not the described work."""
+        self._engine.clear_cache()
         outputs: list[StampedOutput] = []
         requests = [self._request(workload, prompt, outputs) for prompt in prompts]
         started = time.perf_counter()

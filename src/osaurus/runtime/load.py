@@ -94,7 +94,7 @@ class BundleSource:
             model = load_model(bundle, compute_mode=self._options.compute_mode, device=device)
         engine = BatchEngine(
             model,
-            config=self._options.engine,
+            config=self._options.resolved_engine(),
             token_bytes=tokenizer.token_bytes,
             gate=partial(gate.hold, f"gen:{listing.model_id}"),
             name=listing.model_id,

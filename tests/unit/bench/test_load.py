@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from osaurus.bench.load import HttpLoad, Reply, _worst_gap, measure_http
-from osaurus.bench.workloads import DidNotRun, Measurement
+from osaurus.bench.workloads import DidNotRun, Measurement, NotRun
 from unit.cli.scripted_server import end_frames, scripted_server, text_frame
 
 
@@ -62,6 +62,32 @@ def test_every_figure_of_a_users_view_is_taken() -> None:
     measured = [outcome for outcome in found[:-1] if isinstance(outcome, Measurement)]
     assert len(measured) == 5
     assert all(outcome.median > 0 for outcome in measured)
+
+
+def test_no_prompt_begins_as_one_of_an_earlier_run_did() -> None:
+    frames = [text_frame("Once "), text_frame("more"), *end_frames(50, 6)]
+    beginnings: list[str] = []
+    for _ in range(2):
+        with scripted_server(lambda _: frames) as server:
+            load = HttpLoad(server.address, "m")
+            measure_http(load, rounds=1, new_tokens=6, streams=[2], prefix_words=50, seed=1)
+            load.close()
+            prompts = [request["messages"][0]["content"] for request in server.requests[1:]]
+        beginnings += {prompt.split()[0] for prompt in prompts}
+    assert len(beginnings) == len(set(beginnings)) > 10
+
+
+def test_a_new_prompt_that_came_from_a_cache_has_no_cold_figure() -> None:
+    for cached, is_cold in ((4, True), (40, False)):
+        frames = [text_frame("Once "), text_frame("more"), *end_frames(50, 6, cached)]
+        with scripted_server(lambda _, frames=frames: frames) as server:
+            load = HttpLoad(server.address, "m")
+            found = measure_http(load, rounds=1, new_tokens=6, streams=[], prefix_words=9, seed=1)
+            load.close()
+        names = [outcome.workload for outcome in found if isinstance(outcome, Measurement)]
+        reasons = [outcome.reason for outcome in found if isinstance(outcome, NotRun)]
+        assert any("cold" in name for name in names) == is_cold
+        assert any("40 of 50 tokens of a new prompt" in each for each in reasons) != is_cold
 
 
 class _ScriptedLoad(HttpLoad):

@@ -22,6 +22,7 @@ from osaurus.bench.workloads import (
     shared_decode_rate,
     standard_workloads,
 )
+from osaurus.types.cache import CacheStats
 from osaurus.types.engine import CapacitySnapshot, GenerationRequest
 from osaurus.types.events import Event, Info
 
@@ -57,9 +58,11 @@ class _Engine:
     def __init__(self, spoil: Callable[[dict], None] = lambda _: None) -> None:
         self._spoil = spoil
         self.requests: list[GenerationRequest] = []
+        self.is_cold = False
 
     def generate(self, request: GenerationRequest) -> list[_Stream]:
         self.requests.append(request)
+        assert self.is_cold
         output = request.make_output()
         tokens = request.params.max_tokens or 0
         for token in range(tokens):
@@ -76,6 +79,12 @@ class _Engine:
 
     def capacity_snapshot(self) -> CapacitySnapshot:
         raise NotImplementedError
+
+    def cache_stats(self) -> CacheStats:
+        raise NotImplementedError
+
+    def clear_cache(self) -> None:
+        self.is_cold = True
 
     def shutdown(self) -> None: ...
 

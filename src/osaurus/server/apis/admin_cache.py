@@ -98,10 +98,12 @@ def _row(row: ResidentModel, stats: CacheStats) -> dict[str, Any]:
             "evictions": stats.evictions,
         },
         "block_disk_store": {
-            **stats.disk,
             "enabled": not stats.disk_off,
             "hits": stats.disk_hits,
-            "misses": stats.misses,
+            "misses": CacheTotals.of(stats).disk_misses,
+            "stores": stats.disk.get("stores", 0),
+            "current_bytes": stats.disk.get("bytes", 0),
+            "max_size_bytes": stats.disk.get("quota_bytes", 0),
         },
         "stats": msgspec.to_builtins(stats),
     }
@@ -115,7 +117,7 @@ def _aggregate(totals: CacheTotals) -> dict[str, int]:
         "paged_hits": totals.memory_hits,
         "paged_misses": max(0, totals.lookups - totals.memory_hits),
         "disk_l2_hits": totals.disk_hits,
-        "disk_l2_misses": totals.misses,
+        "disk_l2_misses": totals.disk_misses,
         "disk_l2_stores": totals.disk_stores,
         "evictions": totals.evictions,
         "hit_tokens": totals.hit_tokens,
