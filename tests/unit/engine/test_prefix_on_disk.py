@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -68,14 +68,14 @@ def expected(model: Model) -> list[int]:
 
 
 @pytest.fixture
-def stored(model: Model, tmp_path: Path) -> Iterator[Path]:
+def stored(model: Model, tmp_path: Path) -> Path:
     """A directory that a process which is gone has filled with PROMPT's records."""
     directory = tmp_path / "kv"
     life = Life(model, directory)
     life.answer(PROMPT)
     life.end()
     assert list(directory.glob("*.safetensors"))
-    yield directory
+    return directory
 
 
 def test_the_first_request_after_a_restart_reads_its_prefix(
