@@ -11,7 +11,7 @@ import torch
 
 from osaurus.topology.base import AttentionTopology
 from osaurus.topology.codecs.affine import AffineCodec
-from osaurus.topology.codecs.base import KVCodec, codable_blocks
+from osaurus.topology.codecs.base import KVCodec, codable_blocks, rows_until_coding
 from osaurus.topology.codecs.choose import make_codec, why_exact
 from osaurus.topology.codecs.turboquant import KeyEstimator, TurboQuantCodec
 from osaurus.types.cache import KVMode
@@ -236,6 +236,18 @@ def test_the_first_four_and_the_newest_sixty_four_tokens_are_never_codable(
             assert blocks.stop * block_tokens <= num_tokens - 64
     assert list(codable_blocks(191, 32)) == [1, 2]
     assert list(codable_blocks(192, 32)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("block_tokens", [8, 16, 32])
+def test_rows_that_run_together_read_the_codes_of_single_rows(block_tokens: int) -> None:
+    assert rows_until_coding(157, 32) == 3
+    for first in range(300):
+        count = rows_until_coding(first, block_tokens)
+        assert count >= 1
+        rows = range(first, first + count)
+        assert {codable_blocks(p, block_tokens) for p in rows} == {
+            codable_blocks(first, block_tokens)
+        }
 
 
 FULL = AttentionTopology(num_kv_heads=2, k_dim=64, v_dim=64)

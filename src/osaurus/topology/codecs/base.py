@@ -68,3 +68,13 @@ def codable_blocks(num_tokens: int, block_tokens: int) -> range:
     """
     first = -(-SINK_TOKENS // block_tokens)
     return range(first, max(first, (num_tokens - TAIL_TOKENS) // block_tokens))
+
+
+def rows_until_coding(position: int, block_tokens: int) -> int:
+    """How many rows from `position` on may run in one step and read the same codes as one by
+    one: a row at position p reads `codable_blocks(p)` coded.
+
+    Worked example, blocks of 32: at 160 a block becomes codable, so rows verified together
+    from 157 on may be three.
+    """
+    return block_tokens - (position - TAIL_TOKENS) % block_tokens
