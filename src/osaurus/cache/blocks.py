@@ -51,7 +51,7 @@ class BlockPool:
         self._capacity = tuple(
             budget_bytes // (bytes_ if on_cpu else share) for bytes_ in self.block_bytes
         )
-        if min(self._capacity) < 1:
+        if self.groups and min(self._capacity) < 1:
             raise InsufficientResources(
                 f"the KV budget of {budget_bytes} bytes does not hold one block of "
                 f"{max(self.block_bytes)} bytes; raise kv_budget_bytes"
@@ -90,12 +90,17 @@ class BlockPool:
 
     @property
     def total_blocks(self) -> int:
-        """Blocks of the widest group's kind that the whole budget could hold."""
+        """Blocks of the widest group's kind that the whole budget could hold; 0 for a model
+        whose layers keep none."""
+        if not self.groups:
+            return 0
         return min(self.budget_bytes // sum(self.block_bytes), min(self._capacity))
 
     @property
     def free_blocks(self) -> int:
         """Blocks every group could still get at the same time."""
+        if not self.groups:
+            return 0
         by_bytes = self.free_bytes // sum(self.block_bytes)
         return min(by_bytes, *(self._available(group) for group in range(len(self.groups))))
 

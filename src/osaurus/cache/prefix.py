@@ -45,14 +45,12 @@ class PrefixIndex:
     ) -> list[int | None]:
         """Make held blocks findable. Returns, per group, the block that the index has for
         the key now: another than was given where one of the same content was there before."""
-        entry = self._entries.get(key)
-        if entry is None:
-            entry = Entry(key, [None] * len(self._owners), maker, proven)
-            self._entries[key] = entry
+        entry = self._entries.get(key) or Entry(key, [None] * len(self._owners), maker, proven)
         for group, block in enumerate(blocks):
             if block is None or entry.blocks[group] is not None or block in self._owners[group]:
                 continue
             entry.blocks[group] = block
+            self._entries[key] = entry  # never without a block: nothing would evict it
             self._owners[group][block] = entry
             self._pool.keep(group, block)
         return list(entry.blocks)
