@@ -90,7 +90,7 @@ def open_store(
         probe(directory)
         quota = quota_bytes(directory, max_percent=max_percent, max_gb=max_gb)
         files = _record_files(directory, quota)
-        index = upkeep.prepare_index(files)
+        index = upkeep.prepare_index(files, clock())
         if isinstance(index, str):
             return index
         store = DiskStore(
@@ -112,12 +112,17 @@ def open_store(
     return store
 
 
-def open_existing(directory: Path, *, clock: Callable[[], float] = time.time) -> DiskStore | str:
-    """Open what is there for looking and deleting: makes, sweeps and purges nothing."""
+def open_existing(
+    directory: Path, *, clock: Callable[[], float] = time.time
+) -> DiskStore | str | None:
+    """Open what is there for looking and deleting: makes, sweeps and purges nothing.
+
+    None when there is nothing, a reason when it cannot be opened.
+    """
     path = directory / INDEX_NAME
-    if not path.exists():
-        return f"nothing is stored in {directory}"
     try:
+        if not path.exists():
+            return None
         index = RecordIndex(path)
         if (schema := index.schema_version()) != SCHEMA_VERSION:
             return f"{path} has schema {schema}; this osaurus knows {SCHEMA_VERSION}"
@@ -377,8 +382,10 @@ class DiskStore:
             return
         try:
             self._index.insert(record, size, now)
-        except sqlite3.Error:
+        except sqlite3.Error as error:
             self._files.remove(record.key)
+            if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                self._paused_at = now
             raise
         self._at_step("indexed")
         self._counters.add("stores")

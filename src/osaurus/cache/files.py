@@ -191,16 +191,12 @@ class RecordFiles:
                         count += 1
         return count
 
-    def remove_everything(self) -> None:
-        """Delete every record, temporary file and the quarantine; leave all else."""
+    def remove_everything(self, now: float) -> None:
+        """Delete every record, what is left of dead writers and the quarantine."""
         for key in self.scan():
             self.remove(key)
         self.trim_quarantine(0)
-        with os.scandir(self.directory) as entries:
-            for entry in entries:
-                if _TEMPORARY.fullmatch(entry.name) and entry.name not in _being_written:
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(entry.path)
+        self.remove_stale_temporaries(now)
 
     @contextlib.contextmanager
     def lock(self, wait_s: float = 0.0) -> Generator[bool]:
@@ -229,7 +225,7 @@ def probe(directory: Path) -> None:
             raise OSError(errno.EIO, "what was written does not read back", str(path))
     finally:
         os.close(fd)
-        os.unlink(path)
+        path.unlink(missing_ok=True)
 
 
 def is_old(mtime: float, now: float) -> bool:

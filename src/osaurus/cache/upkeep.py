@@ -37,7 +37,7 @@ class VerifyReport:
     orphans: int
 
 
-def prepare_index(files: RecordFiles) -> RecordIndex | str:
+def prepare_index(files: RecordFiles, now: float) -> RecordIndex | str:
     """An index of the current schema, or why there is none.
 
     An older or damaged index goes, with all records, since nothing in it can be trusted; a
@@ -59,7 +59,7 @@ def prepare_index(files: RecordFiles) -> RecordIndex | str:
         if not has_lock:
             index.close()
             return f"{files.directory} is locked by another process"
-        files.remove_everything()
+        files.remove_everything(now)
         if found is None:
             index.close()
             for suffix in ("", "-wal", "-shm"):
@@ -108,7 +108,15 @@ def enforce_quota(
 
 def delete(files: RecordFiles, index: RecordIndex, keys: list[str]) -> None:
     """Remove rows, then files: a crash between them leaves an orphan, not a lie."""
-    index.remove(keys)
+    try:
+        index.remove(keys)
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+            raise
+        # On a volume full to the last byte even forgetting needs room, which the files make.
+        for key in keys:
+            files.remove(key)
+        index.remove(keys)
     for key in keys:
         files.remove(key)
 
