@@ -16,7 +16,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from osaurus.types.chat import Message, Part, TextPart
+from osaurus.types.chat import SYSTEM_ROLES, Message, Part, TextPart
 
 #: Some gateways join the line and the prompt without a line break, so the pairs are matched
 #: and not the line; the last pair may lack its semicolon where the line ends. Repetitions are
@@ -34,7 +34,7 @@ def without_attribution(messages: Sequence[Message]) -> tuple[Message, ...]:
 
     A message, or a part of one, that held nothing else is left out, unless it is all there is.
     """
-    if not messages or messages[0].role != "system":
+    if not messages or messages[0].role not in SYSTEM_ROLES:
         return tuple(messages)
     first, *others = messages
     content = _without_line(first.content)

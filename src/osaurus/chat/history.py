@@ -12,9 +12,17 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from osaurus.chat.traits import SHORT_ID_LENGTH, Traits, as_parts, call_view
+from osaurus.chat.traits import SHORT_ID_LENGTH, Traits, View, as_parts, call_view
+from osaurus.chat.turns import (
+    answered,
+    behind_their_calls,
+    call_id,
+    folded,
+    system_in_user,
+    with_text_in_system,
+)
 from osaurus.errors import InvalidField
-from osaurus.types.chat import MediaPart, Message, ToolCallRef
+from osaurus.types.chat import SYSTEM_ROLES, MediaPart, Message, ToolCallRef
 
 #: Put where a tool sent a picture that this model cannot look at.
 _MEDIA_NOTE = "[{kind} left out: this model reads text only]"
@@ -27,15 +35,14 @@ THINKING_MARKERS = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 
-View = dict[str, Any]
-
 
 class History:
-    """Prepares one conversation. `views` is what to render, `notes` say what was done to it.
+    """Prepares one conversation. `views` is what to render, `notes` say what was done to it;
+    `has_worded_calls` where past calls are shown by `call_text`.
 
-    Raises `InvalidField` for media in anything but a tool's output. `extra_system` is text of
-    the server's own for the system message; `markers` are the thinking markers that are tokens
-    of this model.
+    Raises `InvalidField` for media in anything but a tool's output and for a result that answers
+    no call. `extra_system` is text of the server's own for the system message; `markers` are the
+    thinking markers that are tokens of this model.
     """
 
     def __init__(
@@ -47,15 +54,20 @@ class History:
         extra_system: str = "",
     ) -> None:
         self.notes: list[str] = []
+        self.has_worded_calls = False
         self._traits = traits
         self._markers = markers
+        self._answered = answered(messages)
         views = [view for i, message in enumerate(messages) for view in self._view(i, message)]
-        views = self._with_results(views, messages)
+        views = self._with_results(views)
         views = self._with_system(views, extra_system)
         if traits.must_alternate:
             views = self._alternating(views)
         if traits.content == "parts":
-            views = [{**view, "content": as_parts(view["content"])} for view in views]
+            views = [
+                view if view["content"] is None else {**view, "content": as_parts(view["content"])}
+                for view in views
+            ]
         self.views = views
 
     # One message.
@@ -64,13 +76,15 @@ class History:
         content, reasoning = _content(index, message), message.reasoning_content
         if message.role == "assistant" and reasoning is None:
             reasoning, content = _separated(content, self._markers)
-        view: View = {"role": message.role, "content": content}
+        is_developer = message.role == "developer" and not self._traits.takes_developer
+        view: View = {"role": "system" if is_developer else message.role, "content": content}
         if reasoning is not None:
             view[self._traits.reasoning_key] = reasoning
-        if message.tool_call_id is not None:
-            view["tool_call_id"] = self._id(message.tool_call_id)
         if message.name is not None:
             view["name"] = message.name
+        if (result := self._answered.get(index)) is not None:
+            view["tool_call_id"] = self._id(result.call_id)
+            view.setdefault("name", result.tool)
         if not message.tool_calls:
             return [view]
         return self._calling(view, message.tool_calls)
@@ -78,22 +92,40 @@ class History:
     def _calling(self, view: View, calls: Sequence[ToolCallRef]) -> list[View]:
         if not self._traits.has_calls:
             self._note("the template drops past calls: they are in the answer's text")
+            self.has_worded_calls = True
             texts = [view["content"], *map(call_text, calls)]
             return [{**view, "content": "\n".join(filter(None, texts))}]
+        before, view = self._apart(view)
         shown = [self._call(i, call) for i, call in enumerate(calls)]
         if len(shown) == 1 or self._traits.takes_several_calls:
-            return [{**view, "tool_calls": shown}]
+            return [*before, {**view, "tool_calls": shown}]
         self._note("the template takes one call at a time: parallel calls are one after another")
-        first = {**view, "tool_calls": shown[:1]}
-        return [
-            first,
-            *({"role": "assistant", "content": "", "tool_calls": [one]} for one in shown[1:]),
-        ]
+        silent = {"role": "assistant", "content": self._no_text}
+        others = ({**silent, "tool_calls": [one]} for one in shown[1:])
+        return [*before, {**view, "tool_calls": shown[:1]}, *others]
+
+    def _apart(self, view: View) -> tuple[list[View], View]:
+        """A calling message without what hides its calls or has it refused, and what goes
+        before it instead."""
+        text, key = view["content"], self._traits.reasoning_key
+        if not text:
+            return [], {**view, "content": self._no_text}
+        if not self._traits.takes_text_with_calls:
+            self._note("the template drops calls beside text: the text is a message before them")
+            return [{"role": "assistant", "content": text}], {**view, "content": self._no_text}
+        if view.get(key) and not self._traits.takes_text_with_thinking:
+            self._note("the template takes no text beside thinking and a call: they were joined")
+            return [], {**view, "content": self._no_text, key: f"{view[key]}\n\n{text}"}
+        return [], view
+
+    @property
+    def _no_text(self) -> str | None:
+        return None if self._traits.null_content else ""
 
     def _call(self, index: int, call: ToolCallRef) -> View:
-        call_id = self._id(call.call_id or f"call_{index}_{call.name}")
         function = {"name": call.name, "arguments": self._arguments(call.arguments)}
-        return call_view(call_id, function, is_flat=self._traits.is_flat)
+        shown_id = self._id(call_id(call, index))
+        return call_view(shown_id, function, is_flat=self._traits.is_flat)
 
     def _arguments(self, text: str) -> Any:
         """An object where the text is one and the template wants it, else the raw text."""
@@ -107,35 +139,24 @@ class History:
             return value
         return text if self._traits.takes_raw_arguments else {"arguments": text}
 
-    def _id(self, call_id: str) -> str:
+    def _id(self, known_id: str) -> str:
         """The same short id for a call and its result, in every turn."""
-        is_fit = len(call_id) == SHORT_ID_LENGTH and call_id.isalnum() and call_id.isascii()
+        is_fit = len(known_id) == SHORT_ID_LENGTH and known_id.isalnum() and known_id.isascii()
         if not self._traits.needs_short_ids or is_fit:
-            return call_id
-        return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:SHORT_ID_LENGTH]
+            return known_id
+        return hashlib.sha256(known_id.encode("utf-8", "replace")).hexdigest()[:SHORT_ID_LENGTH]
 
     # The conversation.
 
-    def _with_results(self, views: list[View], messages: Sequence[Message]) -> list[View]:
-        """Results behind the calls that they answer, named, in the template's own place."""
-        names = {
-            self._id(call.call_id or f"call_{i}_{call.name}"): call.name
-            for message in messages
-            for i, call in enumerate(message.tool_calls)
-        }
-        for view in views:
-            if view["role"] == "tool" and "name" not in view:
-                name = names.get(view.get("tool_call_id", ""))
-                if name is not None:
-                    view["name"] = name
-        if not self._traits.takes_several_calls:
-            views = _behind_their_calls(views)
-        if self._traits.results == "messages":
+    def _with_results(self, views: list[View]) -> list[View]:
+        """Results behind the calls that they answer, in the template's own place."""
+        traits = self._traits
+        if not traits.takes_several_calls:
+            views = behind_their_calls(views)
+        if traits.results == "messages" or not any(view["role"] == "tool" for view in views):
             return views
-        if not any(view["role"] == "tool" for view in views):
-            return views
-        if self._traits.results == "folded":
-            return _folded(views)
+        if traits.results == "folded":
+            return folded(views, text_after_results=traits.text_after_results)
         self._note("the template drops tool results: they are in a user message")
         merged: list[View] = []
         for view in views:
@@ -152,21 +173,23 @@ class History:
         ]
 
     def _with_system(self, views: list[View], extra: str) -> list[View]:
-        is_system = [view["role"] == "system" for view in views]
+        is_system = [view["role"] in SYSTEM_ROLES for view in views]
         merges = self._traits.only_first_system or not self._traits.has_system
         if merges and any(is_system):
-            texts = [view["content"] for view in views if view["role"] == "system"]
-            others = [view for view in views if view["role"] != "system"]
+            first, *_ = system = [view for view in views if view["role"] in SYSTEM_ROLES]
+            texts = [view["content"] for view in system]
+            others = [view for view in views if view["role"] not in SYSTEM_ROLES]
             if any(is_system[1:]):
                 self._note("the template takes one system message, first: they were merged")
-            views = [{"role": "system", "content": "\n\n".join(filter(None, texts))}, *others]
+            merged = "\n\n".join(filter(None, texts))
+            views = [{"role": first["role"], "content": merged}, *others]
         if extra:
-            views = _with_text_in_system(views, extra)
-        if self._traits.needs_system and views[:1] and views[0]["role"] != "system":
+            views = with_text_in_system(views, extra)
+        if self._traits.needs_system and views[:1] and views[0]["role"] not in SYSTEM_ROLES:
             views = [{"role": "system", "content": ""}, *views]
-        if not self._traits.has_system and views and views[0]["role"] == "system":
+        if not self._traits.has_system and views and views[0]["role"] in SYSTEM_ROLES:
             self._note("the template refuses a system message: it begins the first user message")
-            views = _system_in_user(views)
+            views = system_in_user(views)
         return views
 
     def _alternating(self, views: list[View]) -> list[View]:
@@ -231,62 +254,3 @@ def _separated(content: str, markers: Sequence[tuple[str, str]]) -> tuple[str | 
         if opener not in content:
             return before.strip("\n"), after.lstrip("\n")
     return None, content
-
-
-def _behind_their_calls(views: Sequence[View]) -> list[View]:
-    """Each result right behind its call, for templates that know no parallel calls."""
-    ordered: list[View] = []
-    waiting: list[View] = []
-
-    def settle() -> None:
-        results = {view.get("tool_call_id"): view for view in waiting if view["role"] == "tool"}
-        calls = [view for view in waiting if view["role"] != "tool"]
-        for view in calls:
-            ordered.append(view)
-            result = results.pop(view["tool_calls"][0]["id"], None)
-            if result is not None:
-                ordered.append(result)
-        ordered.extend(results.values())
-        waiting.clear()
-
-    for view in views:
-        if view["role"] == "tool" or view.get("tool_calls"):
-            if view.get("tool_calls") and waiting and waiting[-1]["role"] == "tool":
-                settle()
-            waiting.append(view)
-        else:
-            settle()
-            ordered.append(view)
-    settle()
-    return ordered
-
-
-def _folded(views: Sequence[View]) -> list[View]:
-    """Results inside the calling message, whose turn the template then leaves open."""
-    folded: list[View] = []
-    for view in views:
-        if view["role"] == "tool" and folded and folded[-1]["role"] == "assistant":
-            responses = folded[-1].setdefault("tool_responses", [])
-            responses.append({"name": view.get("name", ""), "response": view["content"]})
-        else:
-            folded.append(dict(view))
-    return folded
-
-
-def _with_text_in_system(views: Sequence[View], text: str) -> list[View]:
-    if views and views[0]["role"] == "system":
-        first = {**views[0], "content": "\n\n".join(filter(None, (views[0]["content"], text)))}
-        return [first, *views[1:]]
-    return [{"role": "system", "content": text}, *views]
-
-
-def _system_in_user(views: Sequence[View]) -> list[View]:
-    system, *others = views
-    text = system["content"]
-    if not text:
-        return others
-    for i, view in enumerate(others):
-        if view["role"] == "user":
-            joined = "\n\n".join(filter(None, (text, view["content"])))
-            return [*others[:i], {**view, "content": joined}, *others[i + 1 :]]
-    return [{"role": "user", "content": text}, *others]

@@ -20,7 +20,7 @@ from osaurus.chat.profiles import EFFORT, SWITCH
 from osaurus.chat.traits import Traits
 from osaurus.errors import OsaurusError
 from osaurus.runtime.model import Template
-from osaurus.types.chat import Message, Tool
+from osaurus.types.chat import SYSTEM_ROLES, Message, Tool
 
 #: Time of one render beside the prompt's own. A common template takes a hundredth of it.
 HEAD_TIME_S = 0.2
@@ -71,8 +71,8 @@ Render = Callable[[Sequence[Message]], Rendered]
 def head_of(messages: Sequence[Message], traits: Traits) -> tuple[Message, ...]:
     """The system messages that a template puts before the conversation."""
     if traits.only_first_system or not traits.has_system:
-        return tuple(message for message in messages if message.role == "system")
-    return tuple(takewhile(lambda message: message.role == "system", messages))
+        return tuple(message for message in messages if message.role in SYSTEM_ROLES)
+    return tuple(takewhile(lambda message: message.role in SYSTEM_ROLES, messages))
 
 
 def stable_tokens(

@@ -12,26 +12,25 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from osaurus.chat.attribution import without_attribution
-from osaurus.chat.guard import ContentGuard, Run, prepared
+from osaurus.chat.encoding import encode_runs, refuse_hopeless
+from osaurus.chat.guard import ContentGuard, prepared
 from osaurus.chat.history import THINKING_MARKERS, History
 from osaurus.chat.prefix import HEAD_TIME_S, Rendered, head_of, scope_salt, stable_tokens
+from osaurus.chat.probes import traits_of
 from osaurus.chat.schemas import tool_views, tools_in_words
-from osaurus.chat.switches import template_switches
-from osaurus.chat.traits import traits_of
-from osaurus.errors import ContextLengthExceeded, InvalidField, NoChatTemplate, ToolsUnsupported
-from osaurus.parsing.reasoning import REASONING_FORMATS, TAIL_TOKENS, Start, start_of
-from osaurus.runtime.model import LoadedModel, Template, Tokenizer
+from osaurus.chat.switches import (
+    RESERVED_KWARGS,
+    Switches,
+    reads_switch,
+    template_switches,
+    usable,
+)
+from osaurus.chat.turns import answered
+from osaurus.errors import InvalidField, NoChatTemplate, ToolsUnsupported
+from osaurus.parsing.reasoning import REASONING_FORMATS, Start, start_of
+from osaurus.runtime.model import LoadedModel, Template
 from osaurus.types.cache import CacheHints
 from osaurus.types.chat import ChatRequest, Message
-
-#: Ordinary text has 3 to 5 characters a token. One with more for every token of the context is
-#: counted in slices before it is encoded, and refused once it has filled that many contexts.
-_SUSPICIOUS_CHARACTERS_PER_TOKEN = 16
-_HOPELESS_CONTEXTS = 4
-_SLICE_CHARACTERS = 65536
-
-#: What the template's caller supplies itself.
-RESERVED_KWARGS = frozenset({"self", "messages", "tools", "add_generation_prompt"})
 
 #: The notation that is asked for in words where a template has no place for tools.
 WORDED_FORMAT = "json"
@@ -40,7 +39,8 @@ WORDED_FORMAT = "json"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedPrompt:
     """`text` is the prompt as rendered. `start` is where the answer's first token belongs and
-    `tool_format` how calls are written, both for the output machine. `cache` is what the prompt's
+    `tool_format` how calls are written, both for the output machine; `second_format` is another
+    notation that the prompt shows calls in. `cache` is what the prompt's
     keys and values are stored under beside its tokens. `notes` name every fallback that changed
     what the template sees."""
 
@@ -48,6 +48,7 @@ class PreparedPrompt:
     text: str
     start: Start = Start.CONTENT
     tool_format: str | None = None
+    second_format: str | None = None
     cache: CacheHints = field(default_factory=CacheHints)
     notes: tuple[str, ...] = ()
 
@@ -69,6 +70,7 @@ def prepare_prompt(
         raise NoChatTemplate(f"{model.model_id} has no chat template; it completes raw text only")
     if not request.messages:
         raise InvalidField("messages", "must hold at least one message")
+    answered(request.messages)  # here, where messages have the places that the client knows
     notes: list[str] = []
     if not keeps_attribution:
         messages = without_attribution(request.messages)
@@ -89,30 +91,46 @@ class _Preparation:
         self._request = request
         self._traits = traits_of(template)
         self._notes = notes
+        self._conventions = usable(model.conventions, model.model_id, template)
         formats = model.conventions.formats
         self._tool_format = formats.tool_format
+        self._second_format: str | None = None
         self._reasoning = formats.reasoning
 
     def prompt(self) -> PreparedPrompt:
-        model, request = self._model, self._request
+        model, request, traits = self._model, self._request, self._traits
         words = self._tools_in_words()
+        tools = tool_views(
+            () if words else request.tools,
+            describes_tools=traits.joins_tool_description,
+            describes_parameters=traits.joins_parameter_description,
+        )
+        switches = self._switches()
+        words = "\n\n".join(filter(None, (switches.text, words)))
         history = self._history(request.messages, words)
         self._notes += history.notes
-        tools = [] if words else tool_views(request.tools)
-        kwargs = self._kwargs()
+        if history.has_worded_calls:
+            self._tool_format = self._tool_format or WORDED_FORMAT
+            self._second_format = WORDED_FORMAT
+        kwargs = switches.kwargs
         guard = self._guard([history.views, tools, kwargs])
         rendered = self._render(
             guard.protect(history.views), guard.protect(tools), guard.protect(kwargs)
         )
         runs = list(guard.runs(rendered))
         text = "".join(run.text for run in runs)
-        _refuse_hopeless(model, text)
-        token_ids, tail = _encode(model.tokenizer, runs)
+        refuse_hopeless(model, text)
+        token_ids, tail = encode_runs(model.tokenizer, runs)
+        start = self._start(tail)
+        if closing := self._closing(start, switches):
+            token_ids += model.tokenizer.encode(closing, parse_special=True, add_bos=False)
+            text, start = text + closing, Start.CONTENT
         return PreparedPrompt(
             token_ids=token_ids,
             text=text,
-            start=self._start(tail),
+            start=start,
             tool_format=self._tool_format,
+            second_format=self._second_format,
             cache=CacheHints(
                 scope_salt=scope_salt(kwargs),
                 stable_tokens=self._stable_tokens(words, tools, kwargs, token_ids),
@@ -144,7 +162,7 @@ class _Preparation:
                 **guard.protect(kwargs),
             )
             runs = list(guard.runs(rendered))
-            ids, _ = _encode(self._model.tokenizer, runs)
+            ids, _ = encode_runs(self._model.tokenizer, runs)
             return Rendered(ids, "".join(run.text for run in runs))
 
         request = self._request
@@ -169,13 +187,10 @@ class _Preparation:
         self._notes.append("the template drops tools: they are described in the system message")
         return tools_in_words(request.tools, must_call=request.needs_call)
 
-    def _kwargs(self) -> dict[str, Any]:
-        request, model = self._request, self._model
+    def _switches(self) -> Switches:
+        request, model_id = self._request, self._model.model_id
         switches = template_switches(
-            model.conventions,
-            model.model_id,
-            request.template_kwargs,
-            needs_call=request.needs_call,
+            self._conventions, model_id, request.template_kwargs, needs_call=request.needs_call
         )
         self._notes += switches.notes
         kwargs = dict(switches.kwargs)
@@ -183,7 +198,35 @@ class _Preparation:
             kwargs.setdefault("tool_choice", "required")
             if request.forced_tool is not None:
                 kwargs.setdefault("tool_choice_name", request.forced_tool)
-        return kwargs
+        text = switches.text
+        if text and (text not in self._template.source or self._reads_switch()):
+            text = ""
+        return replace(switches, kwargs=kwargs, text=text)
+
+    def _reads_switch(self) -> bool:
+        return reads_switch(self._conventions, self._model.model_id, self._template)
+
+    def _closing(self, start: Start, switches: Switches) -> str:
+        """What ends the block that a template opened although thinking is off; a note where
+        the request's choice comes to nothing."""
+        envelope = REASONING_FORMATS.get(self._reasoning or "")
+        if envelope is None or switches.thinking is None or self._is_continued():
+            return ""
+        if start is not Start.CONTENT:
+            if switches.thinking:
+                return ""
+            if switches.closes_block:
+                return f"{envelope.closers[0]}\n\n"
+            if switches.is_asked:
+                self._notes.append("this model cannot stop thinking: its template opens a block")
+        elif (
+            switches.is_asked
+            and not switches.thinking
+            and not switches.text
+            and not self._reads_switch()
+        ):
+            self._notes.append("the thinking switch has no effect: the template ignores it")
+        return ""
 
     def _render(
         self, views: Sequence[dict[str, Any]], tools: Sequence[Any], kwargs: Mapping[str, Any]
@@ -253,45 +296,13 @@ class _Preparation:
             return ()
         return (*envelope.openers, *envelope.closers)
 
-    def _start(self, tail: str) -> Start:
-        last = self._request.messages[-1]
-        is_continued = last.role == "assistant" and (
+    def _is_continued(self) -> bool:
+        return self._request.messages[-1].role == "assistant" and (
             self._request.continue_final_message or not self._traits.takes_last_answer
         )
-        if is_continued and any(mark in last.text for mark in self._thinking_marks()):
+
+    def _start(self, tail: str) -> Start:
+        last = self._request.messages[-1]
+        if self._is_continued() and any(mark in last.text for mark in self._thinking_marks()):
             tail = last.text  # what the client began to write counts as written
         return start_of(tail, self._reasoning)
-
-
-def _refuse_hopeless(model: LoadedModel, text: str) -> None:
-    """Raises `ContextLengthExceeded` for a text several times too long, without encoding all
-    of it: that takes a second a megabyte. The number of tokens is then an estimate."""
-    context = model.context_tokens
-    if len(text) <= _SUSPICIOUS_CHARACTERS_PER_TOKEN * context:
-        return
-    num_tokens = 0
-    for end in range(_SLICE_CHARACTERS, len(text) + _SLICE_CHARACTERS, _SLICE_CHARACTERS):
-        piece = text[end - _SLICE_CHARACTERS : end]
-        num_tokens += len(model.tokenizer.encode(piece, parse_special=True, add_bos=False))
-        if num_tokens > _HOPELESS_CONTEXTS * context:
-            raise ContextLengthExceeded(round(num_tokens * len(text) / end), context)
-
-
-def _encode(tokenizer: Tokenizer, runs: Sequence[Run]) -> tuple[list[int], str]:
-    """Ids with exactly one BOS where the bundle wants one or its template wrote any, and the
-    text of the last ids without what clients wrote."""
-    ids: list[int] = []
-    own: list[bool] = []
-    for run in runs:
-        ids += tokenizer.encode(run.text, parse_special=not run.is_plain, add_bos=False)
-        own += [not run.is_plain] * (len(ids) - len(own))
-    first_of_tail = max(0, len(ids) - TAIL_TOKENS)
-    tail = b"".join(
-        tokenizer.token_bytes(token_id) if is_own else b"\0"
-        for token_id, is_own in zip(ids[first_of_tail:], own[first_of_tail:], strict=True)
-    ).decode("utf-8", "replace")
-    bos = tokenizer.bos_token_id
-    if bos is None:
-        return ids, tail
-    first = next((i for i, token_id in enumerate(ids) if token_id != bos), len(ids))
-    return ([bos, *ids[first:]] if first or tokenizer.add_bos_to_chat else ids), tail

@@ -21,26 +21,38 @@ _UNIONS = ("anyOf", "oneOf", "allOf")
 _DEFINITIONS = ("$defs", "definitions")
 
 
-def tool_views(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """The tools in OpenAI's wrapping, their schemas made plain."""
+def tool_views(
+    tools: Sequence[Tool], *, describes_tools: bool = False, describes_parameters: bool = False
+) -> list[dict[str, Any]]:
+    """The tools in OpenAI's wrapping, their schemas made plain.
+
+    A missing description stays missing, unless the template joins it to other text: then
+    `describes_tools` or `describes_parameters` put an empty one.
+    """
     return [
         {
             "type": "function",
             "function": {
                 "name": tool.name,
-                "description": tool.description,
-                "parameters": plain_schema(tool.parameters),
+                **(
+                    {"description": tool.description} if tool.description or describes_tools else {}
+                ),
+                "parameters": plain_schema(
+                    tool.parameters, describes_parameters=describes_parameters
+                ),
             },
         }
         for tool in tools
     ]
 
 
-def plain_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+def plain_schema(
+    schema: Mapping[str, Any], *, describes_parameters: bool = False
+) -> dict[str, Any]:
     """A copy for templates. The same input gives the same output in every process."""
     if not schema:
         return {"type": "object", "properties": {}}
-    return _Copier(schema).copy(schema, 0, ())
+    return _Copier(schema, describes_parameters=describes_parameters).copy(schema, 0, ())
 
 
 def tools_in_words(tools: Sequence[Tool], *, must_call: bool) -> str:
@@ -60,8 +72,9 @@ def tools_in_words(tools: Sequence[Tool], *, must_call: bool) -> str:
 
 
 class _Copier:
-    def __init__(self, root: Mapping[str, Any]) -> None:
+    def __init__(self, root: Mapping[str, Any], *, describes_parameters: bool) -> None:
         self._root = root
+        self._describes_parameters = describes_parameters
         self._num_nodes = 0
 
     def copy(self, schema: Any, depth: int, path: tuple[str, ...]) -> dict[str, Any]:
@@ -97,7 +110,9 @@ class _Copier:
             elif key in _DEFINITIONS and isinstance(value, Mapping):
                 continue  # every reference to them is inlined
             elif key == "properties" and isinstance(value, Mapping):
-                copy[key] = {name: self.copy(each, depth + 1, path) for name, each in value.items()}
+                copy[key] = {
+                    name: self._property(each, depth + 1, path) for name, each in value.items()
+                }
             elif key in _UNIONS and isinstance(value, list):
                 copy[key] = [self.copy(each, depth + 1, path) for each in value]
             elif key == "items":
@@ -118,6 +133,10 @@ class _Copier:
         if is_nullable:
             copy["nullable"] = True
         return copy
+
+    def _property(self, schema: Any, depth: int, path: tuple[str, ...]) -> dict[str, Any]:
+        copy = self.copy(schema, depth, path)
+        return copy if not self._describes_parameters else {"description": "", **copy}
 
     def _target(self, reference: str) -> Mapping[str, Any] | None:
         """What a reference into this same document points at."""

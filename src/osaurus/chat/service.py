@@ -131,4 +131,5 @@ def _machine(
         model.conventions.formats.reasoning,
         tools=request.tools,
         start=prompt.start,
+        second_format=prompt.second_format,
     )

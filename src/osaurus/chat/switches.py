@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from osaurus.chat.probes import refuses, tells_apart
 from osaurus.chat.profiles import EFFORT, SWITCH, Profile, profile_of
 from osaurus.errors import InvalidField
 from osaurus.runtime.conventions import Conventions
+from osaurus.runtime.model import Template
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +28,9 @@ OFF_WORDS = frozenset(
 
 #: The scale on which a word is moved to the nearest level that a model knows.
 _SCALE = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+#: What the template's caller supplies itself.
+RESERVED_KWARGS = frozenset({"self", "messages", "tools", "add_generation_prompt"})
 
 #: The other name of the switch, which a bundle or a request may spell itself.
 _OWN_SWITCH = "thinking"
@@ -114,6 +119,26 @@ def template_switches(
     )
 
 
+def usable(conventions: Conventions, model_id: str, template: Template) -> Conventions:
+    """Without the bundle's defaults where its own template refuses them, which no client can
+    mend; found out by rendering."""
+    if not conventions.template_defaults and not conventions.default_mode:
+        return conventions
+    for given in ({}, {SWITCH: True}):
+        if refuses(template, template_switches(conventions, model_id, given).kwargs):
+            _log_once(f"{model_id}: its template refuses the bundle's own default switches")
+            return replace(conventions, template_defaults={}, default_mode="")
+    return conventions
+
+
+def reads_switch(conventions: Conventions, model_id: str, template: Template) -> bool:
+    """Whether turning thinking on and off makes a difference to the prompt."""
+    on, off = (
+        template_switches(conventions, model_id, {SWITCH: value}).kwargs for value in (True, False)
+    )
+    return tells_apart(template, on, off)
+
+
 def _asked(kwargs: dict[str, Any]) -> _Choice:
     """The request's choice, taken out of its switches."""
     enable, effort = kwargs.pop(SWITCH, None), kwargs.pop(EFFORT, None)
@@ -137,6 +162,8 @@ def _declared(
     if isinstance(own, bool):
         enable = own if enable is None else enable
         del declared[_OWN_SWITCH]
+    for name in RESERVED_KWARGS & declared.keys():
+        _ignore(model_id, name, declared.pop(name))
     mode = conventions.default_mode
     if mode and enable is None:
         enable = not is_off(mode)

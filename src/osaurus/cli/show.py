@@ -9,9 +9,10 @@ from cyclopts import Parameter
 
 from osaurus.bundle.bundle import Bundle, open_bundle
 from osaurus.bundle.hub import find_model
+from osaurus.chat.probes import traits_of
 from osaurus.chat.profiles import profile_of
 from osaurus.chat.prompt import WORDED_FORMAT
-from osaurus.chat.traits import fallbacks, traits_of
+from osaurus.chat.traits import fallbacks
 from osaurus.cli.list import listing_json
 from osaurus.cli.options import Json
 from osaurus.cli.terminal import human_bytes

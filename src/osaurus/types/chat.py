@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 from osaurus.types.sampling import SamplingParams
 
-Role = Literal["system", "user", "assistant", "tool"]
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+#: Whose messages tell the model what to do; few templates know the second of them.
+SYSTEM_ROLES: frozenset[str] = frozenset({"system", "developer"})
 FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
 
 
@@ -105,6 +107,7 @@ class Usage:
 
 
 __all__ = [
+    "SYSTEM_ROLES",
     "ChatRequest",
     "FinishReason",
     "MediaPart",

@@ -10,8 +10,9 @@ import pytest
 
 from api.scripted_engine import CHATML, ByteTokenizer, ScriptedEngine
 from osaurus.bundle.template import ChatTemplate
+from osaurus.chat.probes import traits_of
 from osaurus.chat.prompt import PreparedPrompt, prepare_prompt
-from osaurus.chat.traits import Traits, fallbacks, traits_of
+from osaurus.chat.traits import Traits, fallbacks
 from osaurus.errors import InvalidField, TemplateError
 from osaurus.parsing.selection import FormatChoice
 from osaurus.runtime.conventions import Conventions
@@ -113,16 +114,18 @@ def test_calls_are_flat_where_a_template_reads_them_so() -> None:
 
 def test_calls_and_results_that_a_template_drops_are_written_as_text() -> None:
     call = ToolCallRef(call_id="c", name="f", arguments='{"a": "é"}')
+    other = ToolCallRef(call_id="d", name="g", arguments="")
     prompt = _prepare(
         "{% for m in messages if m.role != 'tool' %}[{{ m.role }}]{{ m.content }}{% endfor %}",
         QUESTION,
-        Message(role="assistant", content="I look.", tool_calls=(call,)),
+        Message(role="assistant", content="I look.", tool_calls=(call, other)),
         Message(role="tool", content="12", tool_call_id="c"),
         Message(role="tool", content="13", tool_call_id="d"),
     )
     assert prompt.text == (
         '[user]Why?[assistant]I look.\n<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n'
-        "</tool_call>[user]<tool_response>\n12\n</tool_response>\n<tool_response>\n13\n"
+        '</tool_call>\n<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
+        "[user]<tool_response>\n12\n</tool_response>\n<tool_response>\n13\n"
         "</tool_response>"
     )
     assert len(prompt.notes) == 2

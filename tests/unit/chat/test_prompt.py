@@ -14,7 +14,6 @@ from osaurus.types.chat import (
     ChatRequest,
     MediaPart,
     Message,
-    Role,
     TextPart,
     Tool,
     ToolCallRef,
@@ -62,6 +61,10 @@ def _user(text: str) -> Message:
     return Message(role="user", content=text)
 
 
+def _result(text: str) -> Message:
+    return Message(role="tool", content=text, tool_call_id="call_1")
+
+
 def _past_call(arguments: str) -> tuple[Message, ...]:
     call = ToolCallRef(call_id="call_1", name="get_weather", arguments=arguments)
     return (
@@ -101,7 +104,7 @@ def test_control_token_text_in_content_stays_text(where: str) -> None:
             "user": (_user(text),),
             "system": (Message(role="system", content=text), _user("q")),
             "assistant": (_user("q"), Message(role="assistant", content="A: " + text), _user("r")),
-            "tool": (_user("q"), Message(role="tool", content=text, tool_call_id="c")),
+            "tool": (*_past_call("{}")[:2], _result(text)),
         }
         messages = roles.get(where, (_user("q"),))
         tools = [Tool(name="f", description=text)] if where == "description" else []
@@ -187,14 +190,13 @@ def test_text_parts_are_joined_without_separators() -> None:
 
 
 def test_a_picture_from_a_tool_becomes_a_note_and_one_from_a_user_is_refused() -> None:
-    def message(role: Role) -> Message:
-        picture = MediaPart(kind="image", source="data:image/png;base64,AA==")
-        return Message(role=role, content=(TextPart(text="see: "), picture), tool_call_id="c")
-
-    prompt = prepare_prompt(_model(), _request(_user("q"), message("tool")))
+    picture = MediaPart(kind="image", source="data:image/png;base64,AA==")
+    content = (TextPart(text="see: "), picture)
+    result = Message(role="tool", content=content, tool_call_id="call_1")
+    prompt = prepare_prompt(_model(), _request(*_past_call("{}")[:2], result))
     assert "see: [image left out" in prompt.text
     with pytest.raises(InvalidField, match=r"messages\[0\].content: .*image"):
-        prepare_prompt(_model(), _request(message("user")))
+        prepare_prompt(_model(), _request(Message(role="user", content=content)))
 
 
 def test_a_template_that_refuses_gives_its_own_words() -> None:

@@ -51,7 +51,7 @@ _NUMBERS = (
     "seed",
     "min_tokens",
 )
-_ROLES: tuple[str, ...] = (*get_args(Role), "developer")
+_ROLES: tuple[str, ...] = get_args(Role)
 _REFUSED = ("functions", "function_call", "audio", "web_search_options", "chat_template")
 
 
@@ -214,7 +214,7 @@ def _message(index: int, message: WireMessage) -> Message:
         raise InvalidField(
             f"{where}.role", f"must be one of {', '.join(_ROLES)}, got {message.role[:40]!r}"
         )
-    role: Role = "system" if message.role == "developer" else message.role  # pyright: ignore[reportAssignmentType] - checked above
+    role: Role = message.role  # pyright: ignore[reportAssignmentType] - checked above
     if message.content is None and role != "assistant":
         raise InvalidField(f"{where}.content", "is required")
     if role == "tool" and not message.tool_call_id:
