@@ -38,7 +38,7 @@ class Mailbox:
                 self._events[-1] = Chunk(last.text + event.text, last.logprobs + event.logprobs)
             elif isinstance(event, Reasoning) and isinstance(last, Reasoning):
                 self._events[-1] = Reasoning(last.text + event.text, last.logprobs + event.logprobs)
-            elif isinstance(event, PrefillProgress) and isinstance(last, PrefillProgress):
+            elif _is_newer(event, last):
                 self._events[-1] = event
             else:
                 self._events.append(event)
@@ -82,6 +82,15 @@ class Mailbox:
                 return
             self._on_drained.append((asyncio.get_running_loop(), event))
         await event.wait()
+
+
+def _is_newer(event: Event, last: Event | None) -> bool:
+    """Whether progress says the same as unread progress, only further on."""
+    return (
+        isinstance(event, PrefillProgress)
+        and isinstance(last, PrefillProgress)
+        and event.stage == last.stage
+    )
 
 
 def _wake(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
