@@ -20,6 +20,7 @@ from osaurus.cache.lookup import PrefixLookup
 from osaurus.cache.prefix import PrefixIndex
 from osaurus.cache.restore import DiskRestore
 from osaurus.cache.sequence import CachedSequence
+from osaurus.cache.state_tier import StateTier
 from osaurus.cache.storing import StoreQueue
 from osaurus.types.cache import CacheConfig, CacheHints, CacheStats, KVMode
 
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class CacheCoordinator:
-    """Finds, shares, labels and stores the blocks of one model's pool.
+    """Finds, shares, labels and stores the blocks and snapshots of one model.
 
     `kv_mode` is the resolved one. `disk` None keeps nothing on disk, `disk_off` says why.
     """
@@ -38,6 +39,7 @@ class CacheCoordinator:
     def __init__(
         self,
         pool: BlockPool,
+        states: StateTier,
         model_key: ModelKey,
         config: CacheConfig,
         *,
@@ -47,21 +49,24 @@ class CacheCoordinator:
         topology: Mapping[str, int],
     ) -> None:
         self.config = config
+        self.states = states
         self._pool = pool
         self._key = model_key
         self._kv_mode = kv_mode
         self.index = PrefixIndex(pool)
         self.disk = disk
-        self._lookup = PrefixLookup(pool, self.index, reuse_generated=config.reuse_generated)
+        self._lookup = PrefixLookup(
+            pool, self.index, states, reuse_generated=config.reuse_generated
+        )
         self._restore: DiskRestore | None = None
         self._queue: StoreQueue | None = None
         if disk is not None:
-            self._restore = DiskRestore(pool, self.index, self._lookup, disk, self._count)
-            self._queue = StoreQueue(pool, self.index, self._lookup, disk, model_key.name)
+            self._restore = DiskRestore(pool, self.index, states, self._lookup, disk, self._count)
+            self._queue = StoreQueue(pool, self.index, states, self._lookup, disk, model_key.name)
         self._serials = itertools.count(1)
         self._stats = CacheStats(
             model_key=str(model_key),
-            budget_bytes=pool.budget_bytes,
+            budget_bytes=pool.budget_bytes + states.reserved_bytes,
             kv_mode=str(kv_mode),
             generated_kv="approximate" if config.reuse_generated else "not reused",
             topology=dict(topology),
@@ -89,7 +94,7 @@ class CacheCoordinator:
             block_tokens=self._pool.block_tokens,
             prompt_tokens=len(prompt),
             exact_until=len(prompt) - 1,
-            stable_tokens=hints.stable_tokens,
+            boundaries=self.states.boundaries(len(prompt), hints.stable_tokens),
         )
         sequence.extend(prompt)
         return sequence
@@ -115,16 +120,20 @@ class CacheCoordinator:
         tables: Sequence[BlockTable],
         num_computed: int,
         num_tokens: int,
+        slot: int,
     ) -> int:
-        """Share the longest known prefix beyond `num_computed` into the tables; returns how
-        many tokens are computed now. One token is always left to be fed."""
+        """Share the longest known prefix beyond `num_computed` into the tables, and bring the
+        state slot there; returns how many tokens are computed now. One token is always left
+        to be fed."""
         size = self._pool.block_tokens
         if num_computed % size or sequence.is_off:
             return num_computed
         first = num_computed // size
         last = self._last_block(sequence, num_tokens)
-        length = next(self._lookup.ends(sequence, first, last, tables), first)
-        if length <= first:
+        for length in self._lookup.ends(sequence, first, last, tables):
+            if self._restore_state(sequence, length, slot):
+                break
+        else:
             return num_computed
         chosen = [self._lookup.blocks_of(sequence, index) for index in range(first, length)]
         for group, table in enumerate(tables):
@@ -138,6 +147,18 @@ class CacheCoordinator:
         sequence.labelled = max(sequence.labelled, length)
         return length * size
 
+    def _restore_state(self, sequence: CachedSequence, length: int, slot: int) -> bool:
+        """Bring a slot to where it stands after `length` blocks; at once without state."""
+        if not self.states.is_used:
+            return True
+        size = self._pool.block_tokens
+        key = self._lookup.snapshot_key(sequence, length - 1)
+        if key is None or not self.states.restore(key, slot, length * size):
+            return False
+        if key != sequence.exact_key(length - 1):
+            sequence.exact_until = min(sequence.exact_until, (length - 1) * size)
+        return True
+
     def _last_block(self, sequence: CachedSequence, num_tokens: int) -> int:
         """The most blocks that can be taken over of `num_tokens`: one token is to be fed."""
         return min((num_tokens - 1) // self._pool.block_tokens, len(sequence.digests))
@@ -150,6 +171,10 @@ class CacheCoordinator:
         """Count a request's lookup, once, with the tokens it took over at admission."""
         if sequence.is_off:
             return
+        if self.states.is_used:
+            reached = range(matched // self._pool.block_tokens)
+            chain = [self._lookup.keys(sequence, index) for index in reached]
+            self.states.snapshots.newest([key for keys in chain for key in reversed(keys)])
         sequence.matched_tokens = matched
         if matched == 0:
             sequence.detail = "miss"
@@ -205,8 +230,27 @@ class CacheCoordinator:
                     self._pool.release(group, mine)
         sequence.labelled = max(sequence.labelled, num_computed // size)
 
+    def chunk_end(self, sequence: CachedSequence, first: int, last: int) -> int:
+        """Where a chunk from `first` has to stop: at `last`, or before it where a snapshot is
+        still to be taken."""
+        size = self._pool.block_tokens
+        for boundary in sequence.boundaries:
+            is_inside = first < boundary < last
+            if is_inside and sequence.own_key(boundary // size - 1) not in self.states.snapshots:
+                return boundary
+        return last
+
+    def capture(self, sequence: CachedSequence, num_computed: int, slot: int) -> None:
+        """Take a snapshot if this is a boundary of the prompt; `computed` comes first."""
+        if num_computed not in sequence.boundaries:
+            return
+        key = sequence.own_key(num_computed // self._pool.block_tokens - 1)
+        if self.states.capture(key, slot, num_computed):
+            sequence.unproven_snapshots.append(key)
+
     def prove(self, sequence: CachedSequence) -> None:
         """A token with finite logits was sampled: everything before it is finite."""
+        sequence.unproven_snapshots.clear()
         if sequence.labelled > sequence.proven:
             self.index.prove(self._lookup.own_keys(sequence, sequence.proven))
             sequence.proven = sequence.labelled
@@ -214,14 +258,17 @@ class CacheCoordinator:
     def reject(self, sequence: CachedSequence) -> None:
         """The request failed or its logits were not finite: nothing unproven of it stays."""
         self.index.forget(self._lookup.own_keys(sequence), unproven_only=True)
+        self.states.forget(sequence.unproven_snapshots)
 
     def finished(self, sequence: CachedSequence, *, store: bool) -> None:
         """Queue the request's blocks for the disk (its tables still hold them) and drop what
         the settings do not let stay in memory."""
         if store and self._queue is not None and not sequence.is_off:
-            self._queue.add(sequence)
+            self._count(stores_dropped=self._queue.add(sequence))
         if not self.keeps_blocks:
-            self.index.forget(self._lookup.own_keys(sequence))
+            keys = self._lookup.own_keys(sequence)
+            self.index.forget(keys)
+            self.states.forget(keys)
 
     # Storing, in small pieces between steps.
 
@@ -254,6 +301,7 @@ class CacheCoordinator:
         """Forget every prefix of this model in memory and on disk."""
         self.drop_pending()
         self.index.clear()
+        self.states.snapshots.clear()
         if self.disk is not None:
             try:
                 self.disk.clear(model=self._key.name)
@@ -263,10 +311,12 @@ class CacheCoordinator:
     def stats(self) -> CacheStats:
         return replace(
             self._stats,
-            held_bytes=self._pool.used_bytes,
+            held_bytes=self._pool.used_bytes + self.states.slots.used_bytes,
             cached_bytes=self._pool.cached_bytes,
             cached_blocks=self._pool.cached_blocks,
             evictions=self._pool.evictions,
+            snapshots=len(self.states.snapshots),
+            snapshot_bytes=self.states.snapshots.nbytes,
             disk={} if self.disk is None else dict(self.disk.stats()),
         )
 

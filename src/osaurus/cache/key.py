@@ -84,6 +84,11 @@ def block_digest(namespace: bytes, parent: bytes, tokens: Sequence[int]) -> byte
     return framed_digest("blk1", namespace, parent, np.asarray(tokens, dtype="<i8").tobytes())
 
 
+def snapshot_digest(key: bytes) -> bytes:
+    """The digest under which the state after a block is kept on disk, by the block's key."""
+    return framed_digest("state1", key)
+
+
 def generated_digest(digest: bytes) -> bytes:
     """The key of a block's other form: keys and values that decode rows made, or that were
     computed on top of such. They may differ from prefill's in the last bits."""

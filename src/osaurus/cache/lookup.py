@@ -1,4 +1,4 @@
-"""Which blocks can serve a prefix: a sequence's keys against the index, group by group.
+"""Which blocks and snapshots can serve a prefix: a sequence's keys against what memory has.
 
 Looks and never changes anything. Owned by the engine's thread.
 """
@@ -10,17 +10,23 @@ from collections.abc import Callable, Iterator, Sequence
 from osaurus.cache.blocks import BlockPool, BlockTable
 from osaurus.cache.prefix import Entry, PrefixIndex
 from osaurus.cache.sequence import CachedSequence
+from osaurus.cache.state_tier import StateTier
 
 #: The block of each group that can serve a block of tokens, None where there is none.
 BlocksOf = Callable[[CachedSequence, int], list[int | None]]
+#: Whether state can be resumed at the end of a block of tokens.
+HasSnapshot = Callable[[CachedSequence, int], bool]
 
 
 class PrefixLookup:
     """`reuse_generated` also finds keys and values that decoding made."""
 
-    def __init__(self, pool: BlockPool, index: PrefixIndex, *, reuse_generated: bool) -> None:
+    def __init__(
+        self, pool: BlockPool, index: PrefixIndex, states: StateTier, *, reuse_generated: bool
+    ) -> None:
         self._pool = pool
         self._index = index
+        self._states = states
         self._reuse_generated = reuse_generated
 
     def keys(self, sequence: CachedSequence, index: int) -> list[bytes]:
@@ -43,6 +49,19 @@ class PrefixLookup:
                     blocks[group] = block
         return blocks
 
+    def snapshot_keys(self, sequence: CachedSequence, index: int) -> list[bytes]:
+        """Keys of snapshots that may serve at the end of a block, best first: decode rows
+        take none, and another's prefill of an answer is not this request's."""
+        return [] if sequence.is_answer(index) else self.keys(sequence, index)
+
+    def snapshot_key(self, sequence: CachedSequence, index: int) -> bytes | None:
+        """The key of the snapshot in memory that serves there."""
+        keys = self.snapshot_keys(sequence, index)
+        return next((key for key in keys if key in self._states.snapshots), None)
+
+    def has_snapshot(self, sequence: CachedSequence, index: int) -> bool:
+        return self.snapshot_key(sequence, index) is not None
+
     def is_exact(self, sequence: CachedSequence, index: int, length: int) -> bool:
         """Whether a prefix of `length` blocks takes only prefill's blocks at `index`."""
         entry = self._index.get(sequence.exact_key(index))
@@ -64,12 +83,24 @@ class PrefixLookup:
         last: int,
         tables: Sequence[BlockTable] = (),
         blocks_of: BlocksOf | None = None,
+        has_snapshot: HasSnapshot | None = None,
     ) -> Iterator[int]:
         """Lengths in blocks that can be taken over, beyond `first` and up to `last`, longest
-        first. `first` blocks are held in `tables` already."""
-        length = self._longest(sequence, first, last, tables, blocks_of or self.blocks_of)
-        if length > first:
-            yield length
+        first. `first` blocks are held in `tables` already. With state there may be several:
+        a snapshot can still turn out not to fit."""
+        blocks_of = blocks_of or self.blocks_of
+        if not self._states.is_used:
+            length = self._longest(sequence, first, last, tables, blocks_of)
+            if length > first:
+                yield length
+            return
+        has_snapshot = has_snapshot or self.has_snapshot
+        for length in range(last, first, -1):
+            # Asked for each: a window's blocks may be there for a longer prefix only.
+            if has_snapshot(sequence, length - 1) and length == self._longest(
+                sequence, first, length, tables, blocks_of
+            ):
+                yield length
 
     def _longest(
         self,

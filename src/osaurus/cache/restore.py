@@ -10,10 +10,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from osaurus.cache.blocks import BlockPool
+from osaurus.cache.key import snapshot_digest
 from osaurus.cache.lookup import PrefixLookup
 from osaurus.cache.prefix import PrefixIndex
 from osaurus.cache.runs import copy_in, matches_pool, part_key, parts_of
 from osaurus.cache.sequence import CachedSequence
+from osaurus.cache.snapshots import Snapshot
+from osaurus.cache.state_tier import StateTier
 
 if TYPE_CHECKING:
     from osaurus.cache.disk import DiskStore
@@ -30,12 +33,14 @@ class DiskRestore:
         self,
         pool: BlockPool,
         index: PrefixIndex,
+        states: StateTier,
         lookup: PrefixLookup,
         disk: DiskStore,
         count: Callable[..., None],
     ) -> None:
         self._pool = pool
         self._index = index
+        self._states = states
         self._lookup = lookup
         self._disk = disk
         self._count = count
@@ -51,6 +56,7 @@ class DiskRestore:
         if last - in_memory < MIN_DISK_BLOCKS:
             return
         on_disk = self._find_runs(sequence, last)
+        snapshots = self._find_snapshots(sequence, last) if self._states.is_used else {}
 
         def both(seq: CachedSequence, index: int) -> list[int | None]:
             blocks = self._lookup.blocks_of(seq, index)
@@ -60,10 +66,16 @@ class DiskRestore:
                         blocks[group] = 0 if blocks[group] is None else blocks[group]
             return blocks
 
-        length = next(self._lookup.ends(sequence, 0, last, blocks_of=both), 0)
+        def either(seq: CachedSequence, index: int) -> bool:
+            return index in snapshots or self._lookup.has_snapshot(seq, index)
+
+        ends = self._lookup.ends(sequence, 0, last, blocks_of=both, has_snapshot=either)
+        length = next(ends, 0)
         if length - in_memory < MIN_DISK_BLOCKS:
             return
         self._choose_runs(sequence, length, on_disk)
+        if self._states.is_used and not self._lookup.has_snapshot(sequence, length - 1):
+            sequence.record_keys.append(snapshots[length - 1])
 
     def _find_runs(self, sequence: CachedSequence, last: int) -> dict[bytes, str]:
         """Record by part key, for every part of the first `last` blocks that is on disk. Each
@@ -78,6 +90,16 @@ class DiskRestore:
         ]
         places = self._disk.find(sequence.namespace.hex(), asked)
         return {key: p.key for key, p in zip(asked, places, strict=True) if p is not None}
+
+    def _find_snapshots(self, sequence: CachedSequence, last: int) -> dict[int, str]:
+        """Record by block index, for every snapshot of the first `last` blocks on disk."""
+        asked = [
+            (index, snapshot_digest(key))
+            for index in range(last)
+            for key in reversed(self._lookup.snapshot_keys(sequence, index))
+        ]
+        found = self._disk.find_snapshots(sequence.namespace.hex(), [key for _, key in asked])
+        return {index: key for (index, _), key in zip(asked, found, strict=True) if key}
 
     def _choose_runs(
         self, sequence: CachedSequence, length: int, on_disk: dict[bytes, str]
@@ -103,7 +125,12 @@ class DiskRestore:
         """Read one planned record into the memory tier; returns the tokens it covers up to.
         A record that cannot be read is counted and left out, with everything after it."""
         record = self._disk.load(sequence.record_keys.pop(0))
-        if record is None or not self._take_run(sequence, record):
+        taken = record is not None and (
+            self._take_run(sequence, record)
+            if record.kind == "run"
+            else self._take_snapshot(sequence, record)
+        )
+        if record is None or not taken:
             sequence.record_keys.clear()
             return 0
         sequence.detail = "disk"
@@ -141,6 +168,24 @@ class DiskRestore:
             self._index.put(keys[n], given, maker=0, proven=True)
             for group in groups:
                 self._pool.release(group, blocks[group][n])
+        return True
+
+    def _take_snapshot(self, sequence: CachedSequence, record: Record) -> bool:
+        index = record.end_token // self._pool.block_tokens - 1
+        known = (
+            {snapshot_digest(key): key for key in self._lookup.snapshot_keys(sequence, index)}
+            if 0 <= index < len(sequence.digests)
+            else {}
+        )
+        key = known.get(record.blocks[0])
+        snapshot = Snapshot.from_record(record.tensors, record.meta)
+        if key is None or snapshot is None or snapshot.num_tokens != record.end_token:
+            return self._mismatch(record)
+        if not self._states.slots.accepts(snapshot):
+            return self._mismatch(record)
+        if not self._states.snapshots.put(key, snapshot):
+            self._count(restores_without_room=1)
+            return False
         return True
 
     def _mismatch(self, record: Record) -> bool:

@@ -40,7 +40,8 @@ def parts_of(pool: BlockPool) -> tuple[tuple[int, ...], ...]:
 class Run:
     """Blocks to be written as one record, each held by whoever queued it.
 
-    `blocks[g]` lies in group `groups[g]`, one for each of `keys`.
+    `blocks[g]` lies in group `groups[g]`, one for each of `keys`. `parent` is the part key of
+    the block before the first, empty for none.
     """
 
     namespace: bytes
@@ -48,6 +49,7 @@ class Run:
     part: int
     first_token: int
     end_token: int
+    parent: bytes
     keys: tuple[bytes, ...]
     groups: tuple[int, ...]
     blocks: tuple[tuple[int, ...], ...]
@@ -75,6 +77,7 @@ class Run:
             first_token=self.first_token,
             end_token=self.end_token,
             blocks=tuple(part_key(key, self.part) for key in self.keys),
+            parent=self.parent,
             tensors=tensors,
             meta={"kinds": _kinds(pool, self.groups), "block_tokens": str(pool.block_tokens)},
         )

@@ -22,10 +22,11 @@ class CachedSequence:
     block_tokens: int
     prompt_tokens: int
     exact_until: int
-    stable_tokens: int = 0
+    boundaries: tuple[int, ...] = ()  #: tokens after which prefill takes a snapshot of state
     digests: list[bytes] = field(default_factory=list)
     labelled: int = 0  #: blocks that were offered to the index
     proven: int = 0  #: of those, blocks whose values are known to be finite
+    unproven_snapshots: list[bytes] = field(default_factory=list)  #: keys of those it took
     matched_tokens: int = 0  #: of the prompt, taken over at admission or later
     detail: CacheDetail = "miss"
     record_keys: list[str] = field(default_factory=list)  #: still to be read from disk

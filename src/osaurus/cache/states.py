@@ -41,19 +41,34 @@ class StatePool:
         self.layers = tuple(layers)
         self.num_slots = num_slots
         self.max_tokens = max_tokens
-        self.slot_bytes = sum(layer.nbytes(max_tokens) for layer in self.layers)
-        self._storage = {
-            layer.layer: tuple(
-                _reserve((num_slots, *array.shape_at(max_tokens)), device) for array in layer.arrays
-            )
-            for layer in self.layers
-        }
+        self.slot_bytes = self.bytes_at(max_tokens)
+        self._device = device
+        self._storage = self._reserve(num_slots)
         self._free = list(range(num_slots - 1, -1, -1))
         self._held: set[int] = set()
 
     def layer_view(self, layer: int) -> tuple[Tensor, ...]:
         """A layer's arrays, [slots, *shape] each; () for a layer without state."""
         return self._storage.get(layer, ())
+
+    def grow(self, num_slots: int) -> None:
+        """Have at least `num_slots`; held ones keep their number and contents. Storage moves:
+        ask `layer_view` anew. Raises MemoryError or RuntimeError, with nothing changed, when
+        there is no memory for it."""
+        if num_slots <= self.num_slots:
+            return
+        larger = self._reserve(num_slots)
+        for layer, arrays in self._storage.items():
+            for old, new in zip(arrays, larger[layer], strict=True):
+                for slot in self._held:
+                    new[slot].copy_(old[slot])
+        self._storage = larger
+        self._free = [*range(num_slots - 1, self.num_slots - 1, -1), *self._free]
+        self.num_slots = num_slots
+
+    def bytes_at(self, num_tokens: int) -> int:
+        """Bytes that one slot holds after `num_tokens`, and so does its snapshot."""
+        return sum(layer.nbytes(num_tokens) for layer in self.layers)
 
     @property
     def nbytes(self) -> int:
@@ -67,6 +82,10 @@ class StatePool:
     @property
     def num_free(self) -> int:
         return len(self._free)
+
+    @property
+    def num_held(self) -> int:
+        return len(self._held)
 
     def allocate(self) -> int:
         """A slot in its initial state; raises `InsufficientResources` when all are held."""
@@ -159,6 +178,15 @@ class StatePool:
         assert self._held.isdisjoint(self._free), "a held slot is free"
         assert len(self._held) + len(self._free) == self.num_slots, "a slot was lost"
 
+    def _reserve(self, num_slots: int) -> dict[int, tuple[Tensor, ...]]:
+        return {
+            layer.layer: tuple(
+                _zeros((num_slots, *array.shape_at(self.max_tokens)), self._device)
+                for array in layer.arrays
+            )
+            for layer in self.layers
+        }
+
     def _valid(self, num_tokens: int) -> list[tuple[Tensor, int]]:
         """Every array's storage in order, and how far along its first axis it is valid."""
         return [
@@ -172,7 +200,7 @@ class StatePool:
             raise ValueError(f"state slot {slot} is not held")
 
 
-def _reserve(shape: tuple[int, ...], device: torch.device | str) -> Tensor:
+def _zeros(shape: tuple[int, ...], device: torch.device | str) -> Tensor:
     if torch.device(device).type != "cpu":
         return torch.zeros(shape, dtype=torch.float32, device=device)
     # numpy's zeros are untouched pages that read as zero; torch's would be written now.

@@ -1,22 +1,78 @@
-"""What waits to be written: a finished request's runs, copied for the writer between steps.
+"""What waits to be written: a finished request's runs and snapshots, copied for the writer
+between steps.
 
-The queue holds its blocks in the pool until they are copied. Only the engine's thread calls
-this.
+The queue holds its blocks in the pool until they are copied, and its snapshots by reference.
+Only the engine's thread calls this.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from osaurus.cache.blocks import BlockPool
+from osaurus.cache.key import snapshot_digest
 from osaurus.cache.lookup import PrefixLookup
 from osaurus.cache.prefix import PrefixIndex
-from osaurus.cache.runs import RUN_TOKENS, Run, parts_of
+from osaurus.cache.runs import RUN_TOKENS, Run, part_key, parts_of
 from osaurus.cache.sequence import CachedSequence
+from osaurus.cache.snapshots import Snapshot
+from osaurus.cache.state_tier import StateTier
 
 if TYPE_CHECKING:
     from osaurus.cache.disk import DiskStore
+    from osaurus.cache.records import Record
+
+
+class _Waiting(Protocol):
+    @property
+    def record_key(self) -> str: ...
+
+    def nbytes(self, pool: BlockPool) -> int: ...
+
+    def to_record(self, pool: BlockPool) -> Record: ...
+
+    def release(self, pool: BlockPool) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSnapshot:
+    """A snapshot to be written, under the key of the block that it follows."""
+
+    namespace: bytes
+    model: str
+    key: bytes
+    parent: bytes
+    snapshot: Snapshot
+
+    @property
+    def record_key(self) -> str:
+        return snapshot_digest(self.key).hex()[:32]
+
+    def nbytes(self, pool: BlockPool) -> int:
+        return self.snapshot.nbytes
+
+    def to_record(self, pool: BlockPool) -> Record:
+        from osaurus.cache.records import Record
+
+        tensors, meta = self.snapshot.to_record()
+        return Record(
+            key=self.record_key,
+            namespace=self.namespace.hex(),
+            model=self.model,
+            kind="snapshot",
+            first_token=self.snapshot.num_tokens,
+            end_token=self.snapshot.num_tokens,
+            blocks=(snapshot_digest(self.key),),
+            parent=self.parent,
+            tensors=tensors,
+            meta=meta,
+        )
+
+    def release(self, pool: BlockPool) -> None:
+        """Nothing of the pool is held."""
 
 
 class StoreQueue:
@@ -26,17 +82,19 @@ class StoreQueue:
         self,
         pool: BlockPool,
         index: PrefixIndex,
+        states: StateTier,
         lookup: PrefixLookup,
         disk: DiskStore,
         model: str,
     ) -> None:
         self._pool = pool
         self._index = index
+        self._states = states
         self._lookup = lookup
         self._disk = disk
         self._model = model
         self._parts = parts_of(pool)
-        self._waiting: deque[Run] = deque()
+        self._waiting: deque[_Waiting] = deque()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -48,12 +106,12 @@ class StoreQueue:
 
     def store_next(self) -> None:
         """Copy one for the writer."""
-        run = self._waiting.popleft()
+        first = self._waiting.popleft()
         try:
-            if not self._disk.contains(run.record_key):
-                self._disk.put(run.to_record(self._pool))
+            if not self._disk.contains(first.record_key):
+                self._disk.put(first.to_record(self._pool))
         finally:
-            run.release(self._pool)
+            first.release(self._pool)
 
     def drop(self) -> int:
         """Let go of all that waits; returns how many those were."""
@@ -69,21 +127,59 @@ class StoreQueue:
                 self._disk.flush()
             self.store_next()
 
-    def add(self, sequence: CachedSequence) -> None:
-        """Queue what is known of a sequence and not on disk yet; its tables hold it still."""
+    def add(self, sequence: CachedSequence) -> int:
+        """Queue what is known of a sequence and not on disk yet; its tables hold it still.
+        Snapshots go last: without the blocks before them they are of no use. Returns how many
+        of them did not fit: as many bytes may wait as may lie in memory."""
+        for run in self._runs_of(sequence):
+            if self._disk.contains(run.record_key):
+                continue
+            for group, blocks in zip(run.groups, run.blocks, strict=True):
+                for block in blocks:
+                    self._pool.share(group, block)
+            self._waiting.append(run)
+        room = (self._states.snapshots.max_bytes or 0) - sum(
+            item.nbytes(self._pool) for item in self._waiting if isinstance(item, StoredSnapshot)
+        )
+        refused = 0
+        for stored in self._snapshots_of(sequence):
+            if self._disk.contains(stored.record_key):
+                continue
+            if stored.snapshot.nbytes > room:
+                refused += 1
+                continue
+            room -= stored.snapshot.nbytes
+            self._waiting.append(stored)
+        return refused
+
+    def _runs_of(self, sequence: CachedSequence) -> Iterator[Run]:
         per_run = max(1, RUN_TOKENS // self._pool.block_tokens)
+        parents = [b""] * len(self._parts)
         for first in range(0, sequence.labelled, per_run):
             last = min(first + per_run, sequence.labelled)
             for part in range(len(self._parts)):
-                run = self._run_of(sequence, part, first, last)
-                if run is None or self._disk.contains(run.record_key):
-                    continue
-                for group, blocks in zip(run.groups, run.blocks, strict=True):
-                    for block in blocks:
-                        self._pool.share(group, block)
-                self._waiting.append(run)
+                run = self._run_of(sequence, part, first, last, parents[part])
+                if run is not None:
+                    parents[part] = part_key(run.keys[-1], part)
+                    yield run
 
-    def _run_of(self, sequence: CachedSequence, part: int, first: int, last: int) -> Run | None:
+    def _snapshots_of(self, sequence: CachedSequence) -> Iterator[StoredSnapshot]:
+        part = next((part for part, groups in enumerate(self._parts) if groups), 0)
+        for index in range(sequence.labelled if self._states.is_used else 0):
+            key = self._lookup.snapshot_key(sequence, index)
+            snapshot = None if key is None else self._states.snapshots.get(key)
+            if key is not None and snapshot is not None:
+                yield StoredSnapshot(
+                    namespace=sequence.namespace,
+                    model=self._model,
+                    key=key,
+                    parent=part_key(key, part),
+                    snapshot=snapshot,
+                )
+
+    def _run_of(
+        self, sequence: CachedSequence, part: int, first: int, last: int, parent: bytes
+    ) -> Run | None:
         """The blocks [first, last) of one part that memory has; None for none."""
         size, groups = self._pool.block_tokens, self._parts[part]
         found: list[tuple[bytes, list[int]]] = []
@@ -105,6 +201,7 @@ class StoreQueue:
             part=part,
             first_token=first * size,
             end_token=end * size,
+            parent=parent,
             keys=tuple(key for key, _ in found),
             groups=groups,
             blocks=tuple(tuple(held[n] for _, held in found) for n in range(len(groups))),

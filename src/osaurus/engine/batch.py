@@ -14,10 +14,16 @@ from osaurus.models.base import ForwardBatch, GroupBatch
 
 
 def build_batch(
-    spans: Sequence[RowSpan], pool: BlockPool, *, prefill: bool, device: torch.device
+    spans: Sequence[RowSpan],
+    pool: BlockPool,
+    *,
+    prefill: bool,
+    device: torch.device,
+    with_state: bool = False,
 ) -> ForwardBatch:
     """Pack spans into one forward. A prefill batch holds exactly one span; a decode batch
-    asks for the logits of every span that reaches its request's end."""
+    asks for the logits of every span that reaches its request's end. `with_state` is for
+    models that have layers with state."""
     offsets = np.cumsum([0] + [span.count for span in spans])
     token_ids = [
         span.request.token_at(p)
@@ -46,6 +52,9 @@ def build_batch(
             for index in range(len(pool.groups))
         ),
         logits_rows=torch.tensor(rows, dtype=torch.int64, device=device),
+        state_slot=torch.tensor([span.request.state_slot for span in spans], device=device)
+        if with_state
+        else None,
     )
 
 

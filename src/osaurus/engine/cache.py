@@ -10,6 +10,7 @@ import psutil
 from osaurus.cache.blocks import BlockPool
 from osaurus.cache.coordinator import CacheCoordinator
 from osaurus.cache.key import ModelKey
+from osaurus.cache.state_tier import StateTier
 from osaurus.models.base import Model
 from osaurus.topology.summary import observed, topology_tag
 from osaurus.types.cache import CacheConfig, KVMode, MemoryProfile
@@ -29,9 +30,9 @@ PREFIX_SHARE: dict[MemoryProfile, float] = {
 
 
 def open_cache(
-    model: Model, pool: BlockPool, config: CacheConfig, identity: str | None
+    model: Model, pool: BlockPool, states: StateTier, config: CacheConfig, identity: str | None
 ) -> CacheCoordinator:
-    """The coordinator of a model's pool, with a disk tier where the settings name a directory
+    """The coordinator of a model's memory, with a disk tier where the settings name a directory
     that can be written. A directory that cannot is a reason in the stats, never an error."""
     layers = model.layers_topology
     key = ModelKey(
@@ -45,6 +46,7 @@ def open_cache(
     disk, why = _open_disk(config, identity)
     return CacheCoordinator(
         pool,
+        states,
         key,
         config,
         kv_mode=resolve_mode(config.kv_mode),

@@ -18,17 +18,13 @@ from functools import partial
 
 import torch
 
-from osaurus.cache.blocks import BlockPool
 from osaurus.engine.cache import open_cache
 from osaurus.engine.client import Mailbox, Stream
 from osaurus.engine.decode_threads import DecodeThreads
-from osaurus.engine.memory import (
-    default_kv_budget,
-    keep_heap_pages,
-    longest_context,
-    trim_heap,
-)
+from osaurus.engine.memory import keep_heap_pages, trim_heap
+from osaurus.engine.pools import build_pools
 from osaurus.engine.request import Phase, Request, choices_of, refusal_of
+from osaurus.engine.reuse import PrefixReuse
 from osaurus.engine.runner import Runner
 from osaurus.engine.sampler import Sampled, sample_rows
 from osaurus.engine.scheduler import RowSpan, Scheduler
@@ -42,7 +38,6 @@ from osaurus.errors import (
 from osaurus.kernels.cpu import usable_cores
 from osaurus.kernels.openmp import release_team
 from osaurus.models.base import Model
-from osaurus.topology.base import group_layers
 from osaurus.types.cache import CacheStats
 from osaurus.types.engine import CapacitySnapshot, EngineConfig, EventStream, GenerationRequest
 from osaurus.types.events import Info, PrefillProgress, StopReason
@@ -85,25 +80,11 @@ class BatchEngine:
         config = config or EngineConfig()
         if config.max_batch_size < 1:
             raise ValueError(f"max_batch_size must be at least 1, got {config.max_batch_size}")
-        groups = group_layers(model.layers_topology)
-        size = config.kv_block_tokens
-        limit = min(model.max_context_tokens, config.max_context_tokens or 1 << 62)
-        budget = config.kv_budget_bytes
-        if budget is None:
-            budget = default_kv_budget(
-                groups, size, model.kv_dtype, limit, config.max_batch_size, model.device
-            )
-        self.pool = BlockPool(
-            groups,
-            block_tokens=size,
-            budget_bytes=budget,
-            dtype=model.kv_dtype,
-            device=model.device,
-        )
-        self.cache = open_cache(model, self.pool, config.cache, identity)
-        self.max_context_tokens = longest_context(self.pool, limit, config.prefill_chunk_tokens)
+        self.pool, self.states, self.max_context_tokens = build_pools(model, config)
+        self.cache = open_cache(model, self.pool, self.states, config.cache, identity)
         self.scheduler = Scheduler(
             self.pool,
+            self.states.slots,
             cache=self.cache,
             max_batch_size=config.max_batch_size,
             max_context_tokens=self.max_context_tokens,
@@ -113,7 +94,8 @@ class BatchEngine:
         self.config = config
         self.stats = EngineStats()
         self._vocab_size = model.vocab_size
-        self._runner = Runner(model, self.pool)
+        self._runner = Runner(model, self.pool, self.states.slots)
+        self._reuse = PrefixReuse(self.scheduler, self.cache, self._report)
         self._token_bytes = token_bytes
         self._gate = gate
         self._clock = clock
@@ -189,6 +171,7 @@ class BatchEngine:
             if self._shutting_down:
                 raise EngineShutdown("the engine has shut down; load the model again")
             self.scheduler.max_batch_size = n
+            self._operations.append(partial(self._add_slots, n))
             self._changed.notify()
 
     def capacity_snapshot(self) -> CapacitySnapshot:
@@ -291,6 +274,14 @@ class BatchEngine:
         self.stats = self.stats.plus(steps=1)
         self._maybe_purge()
 
+    def _add_slots(self, count: int) -> None:
+        """Until there are slots for a larger batch, no more requests are admitted."""
+        try:
+            self.states.slots.grow(count)
+        except (MemoryError, RuntimeError) as failure:
+            logger.warning("no memory for the state of %d requests: %s", count, failure)
+        self._runner.bind()
+
     def _settle_cancelled(self) -> None:
         for request in [*self.scheduler.active, *self.scheduler.waiting]:
             if request.cancelled:
@@ -311,50 +302,14 @@ class BatchEngine:
                     PrefillProgress(stage="queued", completed=0, total=total, detail="admitted"),
                 )
             if request.phase is not Phase.FORKING:
-                self._guarded(request, self._look_up)
-
-    def _look_up(self, request: Request) -> None:
-        """Take over what memory holds of the prompt, or first read more of it from disk."""
-        if self.cache.plan_restore(request.cached, request.num_tokens):
-            request.phase = Phase.RESTORING
-        else:
-            self._take_over(request)
+                self._guarded(request, self._reuse.look_up)
 
     def _restore(self) -> None:
         """Read one record for the oldest request that waits for the disk."""
-        request = next((r for r in self.scheduler.active if r.phase is Phase.RESTORING), None)
+        request = self._reuse.restoring()
         if request is not None:
-            self._guarded(request, self._restore_record)
-
-    def _restore_record(self, request: Request) -> None:
-        covered = self.cache.restore_next(request.cached)
-        request.last_progress_at = self._clock()
-        if request.cached.record_keys:
-            total = request.num_prompt
-            self._report(
-                request,
-                PrefillProgress(
-                    stage="cache_restore", completed=min(covered, total), total=total, detail="disk"
-                ),
-            )
-        else:
-            self._take_over(request)
-
-    def _take_over(self, request: Request) -> None:
-        """The lookup is over: what was found counts from now on, and only now."""
-        self.scheduler.take_over(request)
-        request.settle_phase()
-        if request.first_token_at is None and not request.was_looked_up:
-            request.was_looked_up = True
-            matched = min(request.num_computed, request.num_prompt)
-            self.cache.report_lookup(request.cached, matched)
-        done, total = request.num_computed, request.num_prompt
-        detail = request.cached.detail
-        for progress in (
-            PrefillProgress(stage="cache_lookup", completed=done, total=total, detail=detail),
-            PrefillProgress(stage="prefill", completed=done, total=total, detail="running"),
-        ):
-            self._report(request, progress)
+            self._guarded(request, self._reuse.read_record)
+            request.last_progress_at = self._clock()
 
     def _decode(self) -> None:
         spans = self.scheduler.plan_decode()
@@ -378,17 +333,25 @@ class BatchEngine:
         self, spans: Sequence[RowSpan]
     ) -> list[tuple[Sequence[RowSpan], list[Sampled]]]:
         """Run all spans in one forward; if that fails, each alone, so that only the request
-        at fault ends. A failed forward wrote nothing that counts: lengths advance later."""
-        try:
-            return [(spans, self._forward_and_sample(spans))]
-        except Exception as failure:  # noqa: BLE001 - it becomes that request's error
-            if len(spans) == 1:
-                self._fail(spans[0].request, failure)
-                return []
-            self.stats = self.stats.plus(forward_retries=1)
+        at fault ends. What a failed forward wrote to blocks does not count, since lengths
+        advance later; state it has changed in place, and that is computed anew."""
+        together = [span for span in spans if not span.request.is_alone]
+        groups = [together] if together else []
+        groups += [[span] for span in spans if span.request.is_alone]
         outcome: list[tuple[Sequence[RowSpan], list[Sampled]]] = []
-        for span in spans:
-            outcome += self._run_decode([span])
+        while groups:
+            group = groups.pop(0)
+            try:
+                outcome.append((group, self._forward_and_sample(group)))
+            except Exception as failure:  # noqa: BLE001 - it becomes that request's error
+                if len(group) == 1:
+                    self._fail(group[0].request, failure)
+                    continue
+                self.stats = self.stats.plus(forward_retries=1)
+                if self.states.is_used:
+                    self.scheduler.start_over(group)
+                else:
+                    groups = [[span] for span in group] + groups
         return outcome
 
     def _forward_and_sample(self, spans: Sequence[RowSpan]) -> list[Sampled]:

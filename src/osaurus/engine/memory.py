@@ -32,12 +32,14 @@ def default_kv_budget(
     max_context_tokens: int,
     max_batch_size: int,
     device: torch.device,
+    *,
+    state_bytes: int = 0,
 ) -> int:
     """Bytes: a quarter of the memory available on the device, or less when a full batch of
-    full contexts needs less."""
+    full contexts, and `state_bytes` beside it, need less."""
     blocks = -(-max_context_tokens // block_tokens) + 1
     most = blocks * max_batch_size * sum(g.block_bytes(block_tokens, dtype) for g in groups)
-    return min(most, int(available_bytes(device) * KV_MEMORY_SHARE))
+    return min(most + state_bytes, int(available_bytes(device) * KV_MEMORY_SHARE))
 
 
 def available_bytes(device: torch.device) -> int:
@@ -58,14 +60,9 @@ def longest_context(pool: BlockPool, limit: int, chunk_tokens: int) -> int:
     """The most tokens, up to `limit`, that one request alone can keep in the pool."""
 
     def fits(tokens: int) -> bool:
-        counts: list[int] = []
-        for group in pool.groups:
-            blocks = -(-tokens // pool.block_tokens)
-            window = group.topology.window
-            if window is not None:
-                blocks = min(blocks, -(-(window + chunk_tokens) // pool.block_tokens) + 1)
-            counts.append(blocks)
-        return pool.can_allocate(counts)
+        return pool.can_allocate(
+            blocks_of_one(pool.groups, tokens, pool.block_tokens, chunk_tokens)
+        )
 
     low, high = 0, limit
     while low < high:
@@ -76,6 +73,20 @@ def longest_context(pool: BlockPool, limit: int, chunk_tokens: int) -> int:
             f"the KV budget of {pool.budget_bytes} bytes holds no request; raise kv_budget_bytes"
         )
     return low
+
+
+def blocks_of_one(
+    groups: Sequence[KVGroup], num_tokens: int, block_tokens: int, chunk_tokens: int
+) -> list[int]:
+    """Blocks of each group that a request of that length holds at most."""
+    counts: list[int] = []
+    for group in groups:
+        blocks = -(-num_tokens // block_tokens)
+        window = group.topology.window
+        if window is not None:
+            blocks = min(blocks, -(-(window + chunk_tokens) // block_tokens) + 1)
+        counts.append(blocks)
+    return counts
 
 
 @cache

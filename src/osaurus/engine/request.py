@@ -1,14 +1,15 @@
-"""One choice of one request: its tokens, its blocks, its phase and its clock.
+"""One choice of one request: its tokens, its memory, its phase and its clock.
 
     WAITING --admit--> PREFILL --prompt[:-1] fed--> DECODE --finish--> FINISHED
        ^                  |  ^                        |
        |               RESTORING (reads a prefix from disk), FORKING (waits for a
        |               sibling's prefill)             |
-       +------------ preempt (blocks released) -------+
+       +------------ preempt (memory released) -------+
 
-Tokens before `num_computed` have their KV in blocks. Prompt tokens but the last are fed in
-prefill chunks; everything from the last prompt token on is fed as decode rows, after a
-preemption too, so that a token's KV always comes from the same arithmetic.
+Tokens before `num_computed` have their KV in blocks and are folded into the state. Prompt
+tokens but the last are fed in prefill chunks; everything from the last prompt token on is fed
+as decode rows, after a preemption too, so that a token's KV always comes from the same
+arithmetic.
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ from enum import Enum
 
 from osaurus.cache.blocks import BlockPool, BlockTable
 from osaurus.cache.sequence import CachedSequence
+from osaurus.cache.states import StatePool
 from osaurus.engine.client import Mailbox
 from osaurus.engine.sampler import TokenSampler
 from osaurus.errors import ContextLengthExceeded
 from osaurus.types.engine import GenerationRequest, OutputPipeline
 from osaurus.types.events import Info, StopReason
+
+#: A request that computes nothing holds no state.
+NO_SLOT = -1
 
 
 class Phase(Enum):
@@ -52,6 +57,8 @@ class Request:
     cached: CachedSequence
     submitted_at: float
     fork_source: Request | None = None
+    state_slot: int = NO_SLOT  #: held exactly while active
+    alone_until: int = 0  #: decode rows up to here run in no company: one failed
     phase: Phase = Phase.WAITING
     generated: list[int] = field(default_factory=list)
     num_computed: int = 0
@@ -95,7 +102,14 @@ class Request:
         done = self.num_computed >= self.num_prefill
         self.phase = Phase.DECODE if done else Phase.PREFILL
 
-    def release_blocks(self, pool: BlockPool) -> None:
+    @property
+    def is_alone(self) -> bool:
+        return self.num_computed < self.alone_until
+
+    def release_memory(self, pool: BlockPool, slots: StatePool) -> None:
+        if self.state_slot != NO_SLOT:
+            slots.release(self.state_slot)
+            self.state_slot = NO_SLOT
         for table in self.tables:
             table.release(pool, clear=self.poisoned)
         self.num_computed = 0

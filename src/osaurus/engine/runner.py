@@ -8,31 +8,49 @@ import torch
 from torch import Tensor
 
 from osaurus.cache.blocks import BlockPool
+from osaurus.cache.states import StatePool
 from osaurus.engine.batch import build_batch
 from osaurus.engine.scheduler import RowSpan
-from osaurus.models.base import LayerKV, Model
+from osaurus.models.base import ForwardBatch, LayerMemory, Model
 
 
 class Runner:
     """The only caller of the model; lives on the engine's thread."""
 
-    def __init__(self, model: Model, pool: BlockPool) -> None:
+    def __init__(self, model: Model, pool: BlockPool, slots: StatePool | None = None) -> None:
         self._model = model
         self._pool = pool
-        self._kv: list[LayerKV] = []
-        for layer in range(len(model.layers_topology)):
-            group, storage = pool.layer_view(layer)
-            self._kv.append(LayerKV(group=group, storage=storage))
+        self._slots = slots or StatePool([], num_slots=0, max_tokens=0)
+        self._memory: list[LayerMemory] = []
+        self.bind()
+
+    def bind(self) -> None:
+        """Look up where each layer's memory lies; again when slots have been added."""
+        self._memory = []
+        for layer, topology in enumerate(self._model.layers_topology):
+            group, storage = -1, torch.empty(0)
+            if topology.paged is not None:
+                group, storage = self._pool.layer_view(layer)
+            state = self._slots.layer_view(layer)
+            self._memory.append(LayerMemory(group=group, storage=storage, state=state))
 
     def decode(self, spans: Sequence[RowSpan]) -> Tensor | None:
         """Feed decode rows. Returns [L, V] float32 logits, one row for each span that
         reaches its request's end, in order; None when none does."""
-        batch = build_batch(spans, self._pool, prefill=False, device=self._model.device)
-        return self._model.forward(batch, self._kv).logits
+        batch = self._batch(spans, prefill=False)
+        return self._model.forward(batch, self._memory).logits
 
     def prefill(self, span: RowSpan) -> None:
         """Feed one chunk; its keys and values are in the pool on return."""
-        batch = build_batch([span], self._pool, prefill=True, device=self._model.device)
-        self._model.forward(batch, self._kv)
+        self._model.forward(self._batch([span], prefill=True), self._memory)
         if self._model.device.type == "cuda":
             torch.cuda.synchronize(self._model.device)  # its time and progress are then true
+
+    def _batch(self, spans: Sequence[RowSpan], *, prefill: bool) -> ForwardBatch:
+        return build_batch(
+            spans,
+            self._pool,
+            prefill=prefill,
+            device=self._model.device,
+            with_state=bool(self._slots.layers),
+        )

@@ -1,9 +1,10 @@
 """Who runs in this step: admission, decode rows, one prefill chunk, preemption.
 
 Policy. Admission is FIFO and never overtakes; it reserves the blocks a request is likely to
-need, not the most it could. Every decoding request gets its rows in every step; prefilling
-ones take turns, one chunk a step. When the pool runs dry the newest request gives its blocks
-back and returns to the head of the queue. Decides; runs nothing and samples nothing.
+need, not the most it could, and a slot for its state. Every decoding request gets its rows in
+every step; prefilling ones take turns, one chunk a step. When the pool runs dry the newest
+request gives its memory back and returns to the head of the queue. Decides; runs nothing and
+samples nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from dataclasses import dataclass
 
 from osaurus.cache.blocks import BlockPool
 from osaurus.cache.coordinator import CacheCoordinator
-from osaurus.engine.request import Phase, Request
+from osaurus.cache.states import StatePool
+from osaurus.engine.request import NO_SLOT, Phase, Request
 
 #: Output tokens reserved at admission beyond the prompt.
 LIKELY_NEW_TOKENS = 256
@@ -44,6 +46,7 @@ class Scheduler:
     def __init__(
         self,
         pool: BlockPool,
+        slots: StatePool,
         *,
         cache: CacheCoordinator,
         max_batch_size: int,
@@ -52,6 +55,7 @@ class Scheduler:
         latency_budget_s: float,
     ) -> None:
         self.pool = pool
+        self.slots = slots
         self.cache = cache
         self.max_batch_size = max_batch_size
         self.waiting: deque[Request] = deque()
@@ -68,11 +72,12 @@ class Scheduler:
     def admit(self) -> list[Request]:
         """Move requests from the queue's head into the batch; return those admitted."""
         admitted: list[Request] = []
-        while self.waiting and len(self.active) < self.max_batch_size:
+        while self.waiting and len(self.active) < self.max_batch_size and self.slots.num_free:
             request = self.waiting[0]
             if self.active and not self._fits(request):
                 break
             self.waiting.popleft()
+            request.state_slot = self.slots.allocate()
             self.active.append(request)
             source = request.fork_source
             if source is not None and source.is_active and request.num_computed == 0:
@@ -133,19 +138,20 @@ class Scheduler:
             return None
         sharing = any(r.phase is Phase.DECODE for r in self.active)
         limit = self._shared_chunk if sharing else self._chunk_limit
-        count = min(request.num_prefill - request.num_computed, limit)
-        if not self._make_room(request, request.num_computed + count):
+        first = request.num_computed
+        last = self.cache.chunk_end(request.cached, first, min(request.num_prefill, first + limit))
+        if not self._make_room(request, last):
             return None
         self._last_prefilled = request
         self._chunk_was_shared = sharing
-        return RowSpan(request, request.num_computed, count)
+        return RowSpan(request, first, last - first)
 
     def take_over(self, request: Request) -> int:
         """Share what the cache knows beyond the request's computed tokens; returns how many
         tokens that adds."""
         before = request.num_computed
         request.num_computed = self.cache.take_over(
-            request.cached, request.tables, before, request.num_tokens
+            request.cached, request.tables, before, request.num_tokens, request.state_slot
         )
         self._drop_passed(request)
         return request.num_computed - before
@@ -168,12 +174,13 @@ class Scheduler:
             self._shared_chunk = min(self._chunk_limit, 2 * self._shared_chunk)
 
     def fed(self, span: RowSpan) -> None:
-        """The span's keys and values are in place."""
+        """The span's keys and values are in place and its tokens are in the state."""
         request = span.request
         request.num_computed = span.first + span.count
         self.cache.computed(
             request.cached, request.tables, request.tokens_between, request.num_computed
         )
+        self.cache.capture(request.cached, request.num_computed, request.state_slot)
         self._drop_passed(request)
         if request.phase is Phase.PREFILL and request.num_computed >= request.num_prefill:
             request.settle_phase()
@@ -189,7 +196,8 @@ class Scheduler:
                 self._try_fork(request)
 
     def _try_fork(self, request: Request) -> None:
-        """Take over a sibling's prompt blocks, or prefill alone when there are none."""
+        """Take over a sibling's prompt blocks and a copy of its state, or prefill alone when
+        there are none; state that has absorbed more than the prompt is none."""
         source = request.fork_source
         if source is None or not source.is_active or source.num_computed < source.num_prefill:
             if source is None or source.phase not in (Phase.PREFILL, Phase.RESTORING):
@@ -200,8 +208,11 @@ class Scheduler:
             table.first_block * self.pool.block_tokens <= group.topology.first_needed_token(length)
             for table, group in zip(source.tables, self.pool.groups, strict=True)
         )
+        if self.cache.states.is_used:
+            covered = covered and source.num_computed == length
         if covered and self.pool.can_allocate([1] * len(self.pool.groups)):
             request.tables = [table.fork(length, self.pool) for table in source.tables]
+            self.slots.copy_slot(source.state_slot, request.state_slot, length)
             request.num_computed = length
             request.cached.forked_from(source.cached, length)
             self.forks += 1
@@ -222,24 +233,31 @@ class Scheduler:
             table.grow(num_tokens, self.pool)
         return True
 
+    def start_over(self, spans: Sequence[RowSpan]) -> None:
+        """A forward of these spans failed after it may have changed their state: compute it
+        anew from what is known, and feed each of them alone until it is past the fault."""
+        for span in reversed(spans):
+            span.request.alone_until = span.first + span.count
+            self.preempt(span.request)
+
     def preempt(self, request: Request) -> None:
-        """Back to the head of the queue, without blocks. What it has generated stays."""
+        """Back to the head of the queue, without memory. What it has generated stays."""
         self.active.remove(request)
         # Until a first token was sampled nothing has shown its keys and values finite.
         request.poisoned |= request.first_token_at is None
-        request.release_blocks(self.pool)
+        request.release_memory(self.pool, self.slots)
         self.cache.released(request.cached)
         request.phase = Phase.WAITING
         self.waiting.appendleft(request)
         self.preemptions += 1
 
     def remove(self, request: Request) -> None:
-        """Forget a finished request and take its blocks back."""
+        """Forget a finished request and take its memory back."""
         if request in self.active:
             self.active.remove(request)
         elif request in self.waiting:
             self.waiting.remove(request)
-        request.release_blocks(self.pool)
+        request.release_memory(self.pool, self.slots)
         request.phase = Phase.FINISHED
         if self._last_prefilled is request:
             self._last_prefilled = None
@@ -248,8 +266,14 @@ class Scheduler:
         """Raise AssertionError when a request is in the wrong place or blocks are lost."""
         self.pool.check()
         self.cache.index.check()
+        self.cache.states.check()
         held: Sequence[Request] = [*self.active, *self.waiting]
         assert len(set(map(id, held))) == len(held), "a request is queued twice"
         assert all(r.phase is Phase.WAITING for r in self.waiting), "active request in the queue"
         assert all(r.is_active for r in self.active), "idle request in the batch"
         assert not any(t.blocks for r in self.waiting for t in r.tables), "queued with blocks"
+        slots = [r.state_slot for r in self.active]
+        assert NO_SLOT not in slots, "active without a state slot"
+        assert len(set(slots)) == len(slots), "a state slot is shared"
+        assert all(r.state_slot == NO_SLOT for r in self.waiting), "queued with a state slot"
+        assert self.slots.num_held == len(slots), "a state slot is lost"
