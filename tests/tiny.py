@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import closing
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from osaurus.bundle.weights import SafetensorsSource
-from osaurus.models import llama
 from osaurus.models.loading import ComputeMode, WeightLoader
+from osaurus.models.registry import FAMILIES
 from osaurus.types.engine import GenerationRequest
 from osaurus.types.events import Chunk, Event, Info
 from osaurus.types.sampling import SamplingParams
@@ -49,15 +50,20 @@ def save_tiny(folder: Path, family: str = "llama", seed: int = 0, **changes: Any
                 parameter.add_(0.1 * torch.randn_like(parameter))
             elif "embed" not in name:
                 parameter.mul_(3.0)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(0.2 * torch.randn_like(buffer))
     model.save_pretrained(folder, safe_serialization=True)
     return model
 
 
-def load_tiny(folder: Path, mode: ComputeMode = "float32", device: str = "cpu") -> llama.LlamaModel:
+def load_tiny(folder: Path, mode: ComputeMode = "float32", device: str = "cpu") -> Any:
+    """The folder's model by our own family of its `model_type`."""
     config = json.loads((folder / "config.json").read_text())
+    family = import_module(f"osaurus.models.{FAMILIES[config['model_type']]}")
     with closing(SafetensorsSource(folder)) as source:
         loader = WeightLoader(source, mode, device)
-        model = llama.load(config, loader)
+        model = family.load(config, loader)
         loader.finish()
     return model
 

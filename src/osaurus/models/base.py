@@ -83,10 +83,6 @@ class LayerMemory:
     coded: CodedStorage | None = None  # None where every block is exact
 
 
-#: The name that models with nothing but attention know it by.
-LayerKV = LayerMemory
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardOutput:
     """`logits` [L, V] float32, None when no row asked for them; `taps` by layer index."""

@@ -22,7 +22,7 @@ from osaurus.kernels.coded_attention import coded_attention
 from osaurus.kernels.norm import rms_norm
 from osaurus.kernels.paged_attention import decode_attention, prefill_attention
 from osaurus.kernels.rope import RotaryTable, apply_rope, inverse_frequencies
-from osaurus.models.base import ForwardBatch, ForwardOutput, LayerKV
+from osaurus.models.base import ForwardBatch, ForwardOutput, LayerMemory
 from osaurus.models.loading import WeightLoader
 from osaurus.quant.grouped import GroupedWeight
 from osaurus.quant.linear import Embedding, Linear, fused_linear
@@ -162,7 +162,7 @@ class LlamaModel:
         return own + (self._head.nbytes if self._head is not self._embed else 0)
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, kv: Sequence[LayerKV]) -> ForwardOutput:
+    def forward(self, batch: ForwardBatch, kv: Sequence[LayerMemory]) -> ForwardOutput:
         hidden = batch.embeds if batch.embeds is not None else self._embed(batch.token_ids)
         cos, sin = self._rotary.at(batch.positions, batch.last_position)
         taps: dict[int, Tensor] = {}
@@ -216,7 +216,7 @@ class _Block:
         return sum(part.nbytes for part in (self._qkv, self._out, self._gate_up, self._down))
 
     def __call__(
-        self, hidden: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch, kv: LayerKV
+        self, hidden: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch, kv: LayerMemory
     ) -> Tensor:
         """hidden: [T, C] float32; returns the layer's output in the same form."""
         small = batch.num_small
@@ -227,7 +227,7 @@ class _Block:
         return hidden + self._down(F.silu(gate) * up, small)
 
     def write_kv(
-        self, hidden: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch, kv: LayerKV
+        self, hidden: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch, kv: LayerMemory
     ) -> Tensor:
         """Put the rows' keys and values into their slots; return q [T, H, D] float32."""
         rows, keys_from = hidden.shape[0], self._heads
@@ -245,7 +245,7 @@ class _Block:
         flat.index_copy_(0, batch.groups[kv.group].write_rows, written.view(-1, flat.shape[1]))
         return qk[:, :keys_from] * self._scale
 
-    def _attend(self, q: Tensor, batch: ForwardBatch, kv: LayerKV) -> Tensor:
+    def _attend(self, q: Tensor, batch: ForwardBatch, kv: LayerMemory) -> Tensor:
         """[T, H * D] in the compute dtype."""
         group = batch.groups[kv.group]
         if group.decode is not None:

@@ -55,6 +55,10 @@ class WeightLoader:
         """Leave tensors that the family knows and does not need."""
         self._left.difference_update(names)
 
+    def skip_under(self, *prefixes: str) -> None:
+        """The same for every tensor whose name starts with one of `prefixes`."""
+        self._left = {name for name in self._left if not name.startswith(prefixes)}
+
     def vector(self, name: str, size: int, dtype: torch.dtype | None = None) -> Tensor:
         """A 1-D tensor [size], float32 unless told otherwise."""
         stored = self._take(name, (size,))

@@ -20,6 +20,8 @@ FAMILIES = {
     "mistral": "llama",
     "qwen2": "llama",
     "qwen3": "llama",
+    "gemma3": "gemma3",
+    "gemma3_text": "gemma3",
 }
 
 

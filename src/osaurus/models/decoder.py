@@ -1,0 +1,110 @@
+"""The frame of a decoder: embedding, blocks, last norm, head.
+
+A family's file brings the blocks and says how the frame is set; this one runs the rows through
+them. `models/llama.py` stands alone, so that one file shows a whole model.
+
+Letters: T rows, L logits rows, C hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from osaurus.kernels.rope import RotaryTable
+from osaurus.models.base import ForwardBatch, ForwardOutput, LayerMemory
+from osaurus.models.loading import WeightLoader
+from osaurus.quant.linear import Embedding
+from osaurus.topology.base import LayerTopology
+
+#: cos and signed sin of the step's rows, one pair for each rotary table of the model.
+Angles = Sequence[tuple[Tensor, Tensor]]
+
+
+class Block(Protocol):
+    """One layer. The residual stream [T, C] is float32, products take the compute dtype."""
+
+    topology: LayerTopology
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __call__(
+        self, hidden: Tensor, angles: Angles, batch: ForwardBatch, memory: LayerMemory
+    ) -> Tensor:
+        """The layer's output in the form of its input."""
+        ...
+
+    def remember(
+        self, hidden: Tensor, angles: Angles, batch: ForwardBatch, memory: LayerMemory
+    ) -> object:
+        """Only what the layer keeps of these rows: its output is not wanted."""
+        ...
+
+
+class DecoderModel:
+    """Implements `models.base.Model`.
+
+    `norm` maps [L, C] float32 to the same; `embed_scale` multiplies the embedding;
+    `finish` maps logits [L, V] to those the model is defined by.
+    """
+
+    def __init__(
+        self,
+        loader: WeightLoader,
+        *,
+        vocab_size: int,
+        max_context_tokens: int,
+        embed: Embedding,
+        blocks: Sequence[Block],
+        norm: Callable[[Tensor, torch.dtype], Tensor],
+        head: Embedding,
+        rotary: Sequence[RotaryTable],
+        embed_scale: float = 1.0,
+        finish: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.max_context_tokens = max_context_tokens
+        self.kv_dtype = loader.dtype
+        self.device = loader.device
+        self._embed, self._head = embed, head
+        self._blocks = list(blocks)
+        self._norm = norm
+        self._rotary = tuple(rotary)
+        self._embed_scale = embed_scale
+        self._finish = finish
+
+    @property
+    def layers_topology(self) -> tuple[LayerTopology, ...]:
+        return tuple(block.topology for block in self._blocks)
+
+    @property
+    def nbytes(self) -> int:
+        own = self._embed.nbytes + sum(block.nbytes for block in self._blocks)
+        return own + (self._head.nbytes if self._head is not self._embed else 0)
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, kv: Sequence[LayerMemory]) -> ForwardOutput:
+        if batch.embeds is not None:
+            hidden = batch.embeds  # scaled already, by whoever made them
+        else:
+            hidden = self._embed(batch.token_ids) * self._embed_scale
+        angles = [table.at(batch.positions, batch.last_position) for table in self._rotary]
+        taps: dict[int, Tensor] = {}
+        last = len(self._blocks) - 1
+        for index, block in enumerate(self._blocks):
+            if index == last and batch.logits_rows.numel() == 0 and last not in batch.taps:
+                # Prefill is after what the layers keep: nobody reads the last output.
+                block.remember(hidden, angles, batch, kv[index])
+                break
+            hidden = block(hidden, angles, batch, kv[index])
+            if index in batch.taps:
+                taps[index] = hidden
+        if batch.logits_rows.numel() == 0:
+            return ForwardOutput(logits=None, taps=taps)
+        rows = hidden.index_select(0, batch.logits_rows)
+        logits = self._head.logits(self._norm(rows, torch.float32))
+        return ForwardOutput(logits=self._finish(logits) if self._finish else logits, taps=taps)

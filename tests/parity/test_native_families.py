@@ -1,0 +1,153 @@
+"""Claims about every native family but Llama's, on small random models.
+
+float32: greedy tokens and logits are those of transformers, alone, in company, with prompts
+cut at odd places, and resumed from a prefix. Shipped mode: a request's logits are the same
+bits alone, in company and however its prompt was cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from osaurus.engine import core
+from osaurus.engine.core import BatchEngine
+from osaurus.types.cache import CacheConfig
+from osaurus.types.engine import EngineConfig
+from tiny import TokenText, ask, info_of, load_tiny, save_tiny, tokens_of
+
+#: family and what its config changes; several of a kind where flags change the network.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "gemma3": dict(
+        family="gemma3_text",
+        head_dim=32,
+        num_hidden_layers=4,
+        sliding_window=24,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 1
+        + ["sliding_attention"],
+        query_pre_attn_scalar=20,
+    ),
+    "gemma3 scaled": dict(
+        family="gemma3_text",
+        head_dim=16,
+        sliding_window=16,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters=dict(
+            full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1e6),
+            sliding_attention=dict(rope_type="default", rope_theta=10000.0),
+        ),
+        final_logit_softcapping=20.0,
+        tie_word_embeddings=False,
+    ),
+}
+
+LENGTHS = (70, 33, 1, 49)
+COUNT = 32
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def saved(request: pytest.FixtureRequest, tmp_path_factory: Any) -> tuple[Path, Any]:
+    """A folder and the transformers model that wrote it."""
+    folder = tmp_path_factory.mktemp("family")
+    return folder, save_tiny(folder, **VARIANTS[request.param])
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, list[torch.Tensor]]]:
+    """The logits of every sampled row, by the request's seed."""
+    kept: dict[str, list[torch.Tensor]] = {}
+    original = core.sample_rows
+
+    def spy(logits: torch.Tensor, samplers: Any, *rest: Any) -> Any:
+        for sampler, row in zip(samplers, logits, strict=True):
+            kept.setdefault(str(sampler.seed), []).append(row.clone())
+        return original(logits, samplers, *rest)
+
+    monkeypatch.setattr(core, "sample_rows", spy)
+    yield kept
+
+
+def _prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randint(3, 320, (n,), generator=generator).tolist() for n in LENGTHS]
+
+
+def _engine(model: Any, chunk: int) -> BatchEngine:
+    return BatchEngine(
+        model,
+        EngineConfig(
+            kv_block_tokens=8,
+            prefill_chunk_tokens=chunk,
+            max_batch_size=4,
+            kv_budget_bytes=1 << 25,
+            cache=CacheConfig(),
+        ),
+        token_bytes=TokenText().token_bytes,
+        start=False,
+    )
+
+
+def _run(engine: BatchEngine, prompts: dict[int, list[int]]) -> dict[int, Any]:
+    """Answers by seed: (tokens, info) of greedy requests that run together."""
+    streams = {
+        seed: engine.generate(ask(f"r{seed}", prompt, max_tokens=COUNT, seed=seed))[0]
+        for seed, prompt in prompts.items()
+    }
+    while not all(stream._mailbox.completed for stream in streams.values()):  # type: ignore[attr-defined]
+        engine.step()
+        engine.check()
+    events = {seed: list(stream) for seed, stream in streams.items()}
+    return {seed: (tokens_of(found), info_of(found)) for seed, found in events.items()}
+
+
+def _agrees(reference: Any, prompt: list[int], tokens: list[int], got: list[Any]) -> None:
+    """Teacher forcing on our own tokens: each must be the reference's choice at its place,
+    which by induction makes the whole answer its greedy answer."""
+    with torch.no_grad():
+        logits = reference(torch.tensor([prompt + tokens])).logits[0]
+    expected = logits[len(prompt) - 1 : -1]
+    assert len(tokens) == COUNT
+    relative = (torch.stack(got) - expected).abs().amax(-1) / expected.abs().amax(-1)
+    assert float(relative.max()) < 1e-3
+    assert tokens == expected.argmax(-1).tolist()
+
+
+def test_float32_answers_are_those_of_transformers(saved: Any, rows: Any) -> None:
+    folder, reference = saved
+    prompts = _prompts()
+    alone = _engine(load_tiny(folder), 512)
+    answers = _run(alone, {0: prompts[0]})
+    alone.shutdown()
+    _agrees(reference, prompts[0], answers[0][0], rows["0"])
+
+    together = _engine(load_tiny(folder), 37)
+    answers = _run(together, dict(enumerate(prompts, start=1)))
+    for seed, (tokens, _) in answers.items():
+        _agrees(reference, prompts[seed - 1], tokens, rows[str(seed)])
+
+    follow_up = prompts[0] + answers[1][0] + [5, 6, 7]
+    tokens, info = _run(together, {9: follow_up})[9]
+    together.shutdown()
+    assert info.cached_prompt_tokens >= 96
+    _agrees(reference, follow_up, tokens, rows["9"])
+
+
+def test_shipped_mode_gives_the_same_bits_in_any_company(saved: Any, rows: Any) -> None:
+    folder, _ = saved
+    model, prompts = load_tiny(folder, "bfloat16"), _prompts()
+    for seed, prompt in enumerate(prompts):
+        engine = _engine(model, 512)
+        _run(engine, {seed: prompt})
+        engine.shutdown()
+    for offset, chunk in ((10, 512), (20, 37), (30, 7)):
+        engine = _engine(model, chunk)
+        _run(engine, {seed + offset: prompt for seed, prompt in enumerate(prompts)})
+        engine.shutdown()
+        for seed in range(len(prompts)):
+            mine, alone = torch.stack(rows[str(seed + offset)]), torch.stack(rows[str(seed)])
+            assert torch.equal(mine, alone), (seed, chunk)
+    assert torch.isfinite(torch.stack(rows["0"])).all()
