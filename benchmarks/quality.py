@@ -29,7 +29,7 @@ from osaurus.bundle.hub import find_model
 from osaurus.cache.blocks import BlockPool, BlockTable
 from osaurus.engine.batch import build_batch
 from osaurus.engine.scheduler import RowSpan
-from osaurus.models.base import LayerKV, Model
+from osaurus.models.base import LayerMemory, Model
 from osaurus.models.registry import load_model
 from osaurus.topology.base import group_layers
 
@@ -70,7 +70,7 @@ def ours(model: Model, windows: list[list[int]], *, prefill: bool) -> torch.Tens
         dtype=model.kv_dtype,
     )
     layers = range(len(model.layers_topology))
-    kv = [LayerKV(group=g, storage=s) for g, s in map(pool.layer_view, layers)]
+    kv = [LayerMemory(group=g, storage=s) for g, s in map(pool.layer_view, layers)]
     parts: list[torch.Tensor] = []
     for tokens in windows:
         window: Any = Window(tokens, len(pool.groups))
