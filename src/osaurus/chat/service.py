@@ -6,9 +6,7 @@ the sampling values and starts the engine; `complete` is `open` and a fold. Know
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-from concurrent.futures import ThreadPoolExecutor
 
 from osaurus.chat.arguments import ArgumentChecker
 from osaurus.chat.completion import Completion, fold
@@ -16,6 +14,7 @@ from osaurus.chat.prompt import PreparedPrompt, prepare_prompt
 from osaurus.chat.rules import ChoiceRules
 from osaurus.chat.sampling import effective_sampling, fit_to_context
 from osaurus.chat.stream import ChatStream
+from osaurus.chat.threads import ModelThreads
 from osaurus.parsing.budget import ThinkingBudget, arm_budget
 from osaurus.parsing.build import build_machine
 from osaurus.parsing.output import OutputPipeline
@@ -29,7 +28,7 @@ BUDGET_NOT_ENFORCED = (
     "thinking_budget is not enforced: this model's thinking does not close with one token"
 )
 
-#: Prompts prepared at once: tokenizing releases the interpreter, rendering does not.
+#: Prompts of one model prepared at once: tokenizing and rendering use a core each.
 _NUM_PROMPT_THREADS = 2
 
 
@@ -42,7 +41,7 @@ class ChatEngine:
     def __init__(self, runtime: ModelRuntime, *, keeps_attribution: bool = False) -> None:
         self.runtime = runtime
         self._keeps_attribution = keeps_attribution
-        self._threads = ThreadPoolExecutor(_NUM_PROMPT_THREADS, thread_name_prefix="osaurus-prompt")
+        self._threads = ModelThreads(_NUM_PROMPT_THREADS, name="osaurus-prompt")
 
     async def open(self, request: ChatRequest, *, suppress_progress: bool = False) -> ChatStream:
         """Start answering. The caller must close the stream, best by `async with`.
@@ -54,10 +53,7 @@ class ChatEngine:
         try:
             model = held.model
             params = effective_sampling(request.sampling, model.sampling_defaults)
-            loop = asyncio.get_running_loop()
-            prompt, checker = await loop.run_in_executor(
-                self._threads, self._prepare, model, request
-            )
+            prompt, checker = await self._threads.run(model.model_id, self._prepare, model, request)
             num_tokens = len(prompt.token_ids)
             params = fit_to_context(params, num_tokens, model.context_tokens)
             budgets = [_budget(model, prompt, request) for _ in range(request.n)]
@@ -103,7 +99,7 @@ class ChatEngine:
 
     def close(self) -> None:
         """Let the prompt threads go. Streams must have been closed before."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
 
 def _budget(

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from osaurus.chat.profiles import EFFORT, SWITCH
 from osaurus.errors import InvalidField
 from osaurus.runtime.canonical import canonical_json
+from osaurus.server.apis.openai_thinking import thinking_budget, thinking_switches
 from osaurus.server.apis.openai_wire import (
     ChatCompletionBody,
     MediaReference,
@@ -70,8 +70,8 @@ def to_chat_request(body: ChatCompletionBody, request_id: str) -> ChatRequest:
         tools=() if body.tool_choice == "none" else tools,
         sampling=_sampling(body),
         n=_num_choices(body.n),
-        template_kwargs=_switches(body),
-        thinking_budget=_thinking_budget(body.thinking_budget),
+        template_kwargs=thinking_switches(body),
+        thinking_budget=thinking_budget(body),
         needs_call=needs_call,
         forced_tool=forced_tool,
         parallel_tool_calls=body.parallel_tool_calls is not False,
@@ -104,29 +104,13 @@ def _tool_choice(choice: Any, tools: Sequence[Tool]) -> tuple[bool, str | None]:
         raise InvalidField(
             "tool_choice", f"must be auto, none, required or a function, got {choice[:40]!r}"
         )
-    function = choice.get("function")
+    function = choice.get("function", choice)
     name = function.get("name") if isinstance(function, dict) else None
     if choice.get("type") != "function" or not isinstance(name, str):
         raise InvalidField("tool_choice", "must name its function, as {type, function: {name}}")
     if name not in {tool.name for tool in tools}:
         raise InvalidField("tool_choice", f"names {name[:64]!r}, which is not among the tools")
     return True, name
-
-
-def _switches(body: ChatCompletionBody) -> dict[str, Any]:
-    """The request's own template switches; a field of its own outranks the general one."""
-    switches = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        switches[EFFORT] = body.reasoning_effort
-    if body.enable_thinking is not None:
-        switches[SWITCH] = body.enable_thinking
-    return switches
-
-
-def _thinking_budget(budget: int | None) -> int | None:
-    if budget is not None and budget < 0:
-        raise InvalidField("thinking_budget", f"must be at least 0 tokens, got {budget}")
-    return budget
 
 
 def _num_choices(n: int | None) -> int:
@@ -226,14 +210,13 @@ def _message(index: int, message: WireMessage) -> Message:
         )
     else:
         content = message.content or ""
-    reasoning = message.reasoning_content
+    thoughts = (message.reasoning_content, message.reasoning, message.thinking)
+    reasoning = next((each for each in thoughts if isinstance(each, str)), None)
     is_answer = role == "assistant"
     return Message(
         role=role,
         content=content,
-        reasoning_content=(message.reasoning if reasoning is None else reasoning)
-        if is_answer
-        else None,
+        reasoning_content=reasoning if is_answer else None,
         tool_calls=tuple(map(_past_call, message.tool_calls or ())) if is_answer else (),
         tool_call_id=message.tool_call_id if role == "tool" else None,
         name=message.name,
@@ -277,11 +260,12 @@ def _past_call(call: WireToolCall) -> ToolCallRef:
 def _tools(tools: Sequence[WireTool]) -> tuple[Tool, ...]:
     known: dict[str, Tool] = {}
     for i, tool in enumerate(tools):
-        if tool.type != "function" or tool.function is None:
+        function = tool if tool.function is None else tool.function
+        if tool.type != "function" or function.name is None:
             raise InvalidField(f"tools[{i}]", "must be a function with its name and parameters")
-        function = tool.function
         if not function.name:
-            raise InvalidField(f"tools[{i}].function.name", "must not be empty")
+            field = "name" if tool.function is None else "function.name"
+            raise InvalidField(f"tools[{i}].{field}", "must not be empty")
         known.setdefault(
             function.name,
             Tool(

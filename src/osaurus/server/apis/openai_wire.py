@@ -47,6 +47,7 @@ class WireMessage(Struct, kw_only=True):
     content: str | list[WirePart] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    thinking: Any = None
     tool_calls: list[WireToolCall] | None = None
     tool_call_id: str | None = None
     name: str | None = None
@@ -60,8 +61,14 @@ class WireFunction(Struct, kw_only=True):
 
 
 class WireTool(Struct, kw_only=True):
+    """Wrapped, or flat with the function's own fields beside `type`."""
+
     type: str
     function: WireFunction | None = None
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class ChatCompletionBody(Struct, kw_only=True):
@@ -80,6 +87,10 @@ class ChatCompletionBody(Struct, kw_only=True):
     response_format: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     enable_thinking: bool | None = None
+    # What other servers' clients call the same two.
+    reasoning: Any = None
+    thinking: Any = None
+    think: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
     thinking_budget: int | None = None
     ignore_eos: bool | None = None
