@@ -72,6 +72,14 @@ def test_the_nearest_level_counts_midpoints_strictly_below() -> None:
     assert nearest(x, levels).tolist() == [0, 0, 1, 1, 2, 2, 3]
 
 
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_counting_and_searching_find_the_same_level(bits: int) -> None:
+    levels = codebook(64, bits)
+    midpoints = (levels[1:] + levels[:-1]) / 2
+    x = torch.cat([torch.randn(5000) / 8, midpoints, levels])
+    assert torch.equal(nearest(x, levels), torch.searchsorted(midpoints, x, side="left"))
+
+
 def test_hadamard_of_a_power_of_two_is_sylvesters_matrix() -> None:
     two = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
     wanted = two
