@@ -7,7 +7,6 @@ bits alone, in company and however its prompt was cut.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         head_dim=32,
         num_hidden_layers=4,
         sliding_window=24,
-        layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 1
-        + ["sliding_attention"],
+        layer_types=[f"{kind}_attention" for kind in ("sliding", "full", "sliding", "sliding")],
         query_pre_attn_scalar=20,
     ),
     "gemma3 scaled": dict(
@@ -42,6 +40,27 @@ VARIANTS: dict[str, dict[str, Any]] = {
         ),
         final_logit_softcapping=20.0,
         tie_word_embeddings=False,
+    ),
+    "qwen3_moe": dict(
+        family="qwen3_moe",
+        head_dim=16,
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=64,
+        norm_topk_prob=True,
+    ),
+    "qwen3_moe mixed": dict(
+        family="qwen3_moe",
+        head_dim=32,
+        num_hidden_layers=4,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        norm_topk_prob=False,
+        decoder_sparse_step=2,
+        mlp_only_layers=[3],
+        use_sliding_window=True,
+        sliding_window=40,
     ),
 }
 
@@ -57,7 +76,7 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: Any) -> tuple[Path, 
 
 
 @pytest.fixture
-def rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, list[torch.Tensor]]]:
+def rows(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[torch.Tensor]]:
     """The logits of every sampled row, by the request's seed."""
     kept: dict[str, list[torch.Tensor]] = {}
     original = core.sample_rows
@@ -68,7 +87,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, list[torch.Tenso
         return original(logits, samplers, *rest)
 
     monkeypatch.setattr(core, "sample_rows", spy)
-    yield kept
+    return kept
 
 
 def _prompts() -> list[list[int]]:

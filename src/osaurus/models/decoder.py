@@ -27,7 +27,10 @@ Angles = Sequence[tuple[Tensor, Tensor]]
 class Block(Protocol):
     """One layer. The residual stream [T, C] is float32, products take the compute dtype."""
 
-    topology: LayerTopology
+    @property
+    def topology(self) -> LayerTopology:
+        """What the layer remembers."""
+        ...
 
     @property
     def nbytes(self) -> int: ...

@@ -7,6 +7,7 @@ unexpected tensors is refused before it answers anything.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -67,9 +68,27 @@ class WeightLoader:
     def optional_vector(self, name: str, size: int, dtype: torch.dtype) -> Tensor | None:
         return self.vector(name, size, dtype) if self.has(name) else None
 
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A tensor that stays dense in every mode, float32: a router's weight."""
+        return self._dense(self._take(name, shape)).to(self.device, torch.float32)
+
     def matrix(self, name: str, shape: tuple[int, int]) -> GroupedWeight | Tensor:
         """A weight [N, K]: grouped codes when stored so and the mode keeps them, else dense."""
-        stored = self._take(name, shape)
+        return self._matrix(self._take(name, shape), shape)
+
+    def stack(self, name: str, shape: tuple[int, int, int]) -> list[GroupedWeight | Tensor]:
+        """The E weights [N, K] of one tensor [E, N, K], in order, each as `matrix` gives it."""
+        stored, count = self._take(name, shape), shape[0]
+        size = stored.data.numel() // count
+        return [
+            self._matrix(
+                replace(stored, shape=shape[1:], data=stored.data[i * size : (i + 1) * size]),
+                shape[1:],
+            )
+            for i in range(count)
+        ]
+
+    def _matrix(self, stored: StoredTensor, shape: tuple[int, int]) -> GroupedWeight | Tensor:
         if not gguf.is_quantized(stored.encoding):
             return self._dense(stored).to(self.device, self.dtype)
         weight = gguf.decode(stored.encoding, stored.data, shape)

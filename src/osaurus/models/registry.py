@@ -22,6 +22,7 @@ FAMILIES = {
     "qwen3": "llama",
     "gemma3": "gemma3",
     "gemma3_text": "gemma3",
+    "qwen3_moe": "qwen3_moe",
 }
 
 
