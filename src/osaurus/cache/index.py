@@ -205,17 +205,21 @@ class RecordIndex:
         self, namespace: str, kind: RecordKind, digests: Sequence[bytes]
     ) -> list[tuple[bytes, str, int, int]]:
         """(digest, key, place, file size) of every record of `kind` that holds one of them."""
-        found: list[tuple[bytes, str, int, int]] = []
+        blocks: list[tuple[bytes, str, int]] = []
         for at in range(0, len(digests), _MAX_PARAMETERS):
             part = digests[at : at + _MAX_PARAMETERS]
             marks = ",".join("?" * len(part))
-            # CROSS JOIN fixes the order: few digests first, then their records by key.
-            found += self._db.execute(
-                "SELECT digest, key, place, file_size FROM blocks CROSS JOIN records USING (key) "
-                f"WHERE digest IN ({marks}) AND namespace = ? AND kind = ?",
-                (*part, namespace, kind),
+            query = f"SELECT digest, key, place FROM blocks WHERE digest IN ({marks})"
+            blocks += self._db.execute(query, part)
+        # Records apart from blocks: one look a run instead of one a block.
+        sizes = dict(
+            self._db.execute(
+                "SELECT key, file_size FROM records WHERE namespace = ? AND kind = ? "
+                "AND key IN (SELECT value FROM json_each(?))",
+                (namespace, kind, _json_list({key for _, key, _ in blocks})),
             )
-        return found
+        )
+        return [(digest, key, place, sizes[key]) for digest, key, place in blocks if key in sizes]
 
     def totals(self) -> tuple[int, int]:
         """Number of records and their bytes."""

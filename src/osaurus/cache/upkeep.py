@@ -1,7 +1,7 @@
 """Upkeep of the disk tier's directory: schema, sweep, quota, verification.
 
 What two processes must not do at once (schema, sweep, eviction) happens under the
-directory's lock; whoever does not get it leaves the work to the one who has it.
+directory's lock; whoever does not get it in time leaves the work to the one who has it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from osaurus.cache.files import INDEX_NAME, RecordFiles, is_old
 from osaurus.cache.index import SCHEMA_VERSION, RecordIndex
 from osaurus.cache.record_file import CorruptRecord, RecordHeader, verify_file
 
-#: How long opening waits for another process that sweeps or purges.
+#: How long one process waits for another one's purge or eviction.
 _LOCK_WAIT_S = 5.0
 
 
@@ -96,10 +96,13 @@ def sweep(files: RecordFiles, index: RecordIndex, counters: Counters, now: float
 def enforce_quota(
     files: RecordFiles, index: RecordIndex, counters: Counters, quota_bytes: int
 ) -> None:
-    """Evict until the records fit. Raises OSError, sqlite3.Error."""
+    """Evict until the records fit. Raises OSError, sqlite3.Error.
+
+    Waits for another process that evicts: what it chose may not reckon with our last store.
+    """
     if index.totals()[1] <= quota_bytes:
         return
-    with files.lock() as has_lock:
+    with files.lock(_LOCK_WAIT_S) as has_lock:
         if has_lock:
             keys = index.choose_evictions(quota_bytes)
             delete(files, index, keys)

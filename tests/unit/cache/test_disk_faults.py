@@ -535,7 +535,7 @@ from pathlib import Path
 from disk_records import NAMESPACE, make_run, same
 from osaurus.cache.disk import open_store
 
-runs = [make_run(n, size=2000) for n in range(40)]
+runs = [make_run(n, size=2000) for n in range(24)]
 children = []
 for child in range(3):
     pid = os.fork()
@@ -544,7 +544,7 @@ for child in range(3):
             Path(sys.argv[1]), max_gb=float(sys.argv[2]), min_free_bytes=0, queue_records=100
         )
         assert not isinstance(store, str), store
-        order = runs if child == 0 else runs[::-1] if child == 1 else runs[20:] + runs[:20]
+        order = runs if child == 0 else runs[::-1] if child == 1 else runs[12:] + runs[:12]
         bad = 0
         for run in order:
             store.put(run)
@@ -567,7 +567,7 @@ print([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children])
 """
 
 
-@pytest.mark.parametrize("quota_records", [100, 12])
+@pytest.mark.parametrize("quota_records", [100, 8])
 def test_processes_race_on_the_same_keys(
     tmp_path: Path, opened: Opener, quota_records: int
 ) -> None:
@@ -578,7 +578,7 @@ def test_processes_race_on_the_same_keys(
     assert _run_script(_RACE, directory, quota_records * size / 1e9) == "[0, 0, 0]\n"
     store = opened(directory)
     assert store.verify().damaged == ()
-    runs = [make_run(n, size=2000) for n in range(40)]
+    runs = [make_run(n, size=2000) for n in range(24)]
     stored = [run for run in runs if store.contains(run.key)]
     assert len(stored) == len(store.entries())
     assert {path.name for path in directory.glob("*.safetensors")} >= {
