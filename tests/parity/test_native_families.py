@@ -62,6 +62,30 @@ VARIANTS: dict[str, dict[str, Any]] = {
         use_sliding_window=True,
         sliding_window=40,
     ),
+    "glm4": dict(family="glm4", head_dim=16, pad_token_id=0),
+    "glm": dict(family="glm", head_dim=32, pad_token_id=0, attention_bias=True),
+    "glm4_moe": dict(
+        family="glm4_moe",
+        head_dim=32,
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=32,
+        n_group=4,
+        topk_group=2,
+        routed_scaling_factor=2.5,
+        attention_bias=True,
+        use_qk_norm=True,
+    ),
+    "glm4_moe plain": dict(
+        family="glm4_moe",
+        head_dim=16,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        n_shared_experts=2,
+        first_k_dense_replace=2,
+        norm_topk_prob=False,
+    ),
 }
 
 LENGTHS = (70, 33, 1, 49)

@@ -7,7 +7,8 @@ Letters: T rows, H query heads, K kv heads, D head dim, C hidden, I inner width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -131,6 +132,15 @@ def load_head(
         loader.skip(name)
         return embed
     return loader.embedding(name, *shape)
+
+
+def skip_draft_layers(loader: WeightLoader, config: Mapping[str, Any]) -> None:
+    """Leave the layers after the last, which predict further tokens (multi-token prediction,
+    DeepSeek-V3, arXiv:2412.19437, section 2.2): the model answers the same without them."""
+    layers = int(config["num_hidden_layers"])
+    extra = config.get("num_nextn_predict_layers", config.get("num_mtp_layers")) or 0
+    for layer in range(layers, layers + int(extra)):
+        loader.skip_under(f"model.layers.{layer}.")
 
 
 def half_split_rows(heads: int, dim: int, first: int, count: int) -> Tensor:

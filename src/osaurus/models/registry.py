@@ -23,6 +23,9 @@ FAMILIES = {
     "gemma3": "gemma3",
     "gemma3_text": "gemma3",
     "qwen3_moe": "qwen3_moe",
+    "glm": "glm4",
+    "glm4": "glm4",
+    "glm4_moe": "glm4_moe",
 }
 
 
