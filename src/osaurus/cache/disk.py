@@ -10,12 +10,10 @@ a refused store, and a counter says why. Keys, digests and geometry are the call
 
 from __future__ import annotations
 
-import errno
 import logging
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -31,8 +29,9 @@ from osaurus.cache.files import (
     probe,
 )
 from osaurus.cache.index import SCHEMA_VERSION, RecordIndex, RecordRow
-from osaurus.cache.quota import has_room, quota_bytes
+from osaurus.cache.quota import quota_bytes
 from osaurus.cache.record_file import CorruptRecord, RecordKind
+from osaurus.cache.storer import RecordStorer
 from osaurus.cache.upkeep import VerifyReport
 from osaurus.cache.writer import BackgroundWriter
 
@@ -42,13 +41,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: How long stores rest after the volume was full or turned read-only.
-PAUSE_S = 60.0
 DEFAULT_QUEUE_BYTES = 256 << 20
 DEFAULT_QUEUE_RECORDS = 256
 
 _MAX_QUARANTINE_BYTES = 256 << 20
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _QUOTA_FACT = "quota_bytes"
 
 T = TypeVar("T")
@@ -159,14 +155,23 @@ class DiskStore:
         self._files = files
         self._index = index
         self._clock = clock
-        self._throttle = throttle
-        self._at_step = at_step
-        self._min_free_bytes = min_free_bytes
         self._counters = Counters()
-        self._paused_at: float | None = None
         self._closed = False
+        self._storer = RecordStorer(
+            files,
+            index,
+            self._counters,
+            quota=quota,
+            clock=clock,
+            throttle=throttle,
+            at_step=at_step,
+            min_free_bytes=min_free_bytes,
+        )
         self._writer = BackgroundWriter(
-            self._store, self._task_failed, max_bytes=queue_bytes, max_records=queue_records
+            self._storer.store,
+            self._storer.failed,
+            max_bytes=queue_bytes,
+            max_records=queue_records,
         )
 
     # Looking up
@@ -267,7 +272,7 @@ class DiskStore:
             return self._refuse("closed")
         if record.nbytes > self.quota_bytes:
             return self._refuse("too_large")
-        if self._is_paused():
+        if self._storer.is_paused:
             return self._refuse("disk_full")
         return self._writer.submit(record) or self._refuse("queue_full")
 
@@ -346,55 +351,7 @@ class DiskStore:
         self._index.set_fact(_QUOTA_FACT, self.quota_bytes)
         upkeep.enforce_quota(self._files, self._index, self._counters, self.quota_bytes)
 
-    # The writer's side
-
-    def _store(self, record: Record) -> None:
-        """Runs on the writer's thread."""
-        from osaurus.cache.records import encode
-
-        now = self._clock()
-        try:
-            if self._is_paused():
-                self._refuse("disk_full")
-                return
-            row = self._index.row(record.key)
-            if row is not None and self._has_file(record.key, row.file_size):
-                self._counters.add("store_skips")  # another process was first
-                return
-            if not has_room(self.directory, record.nbytes, self._min_free_bytes):
-                self._refuse("low_space")
-                return
-            header, data = encode(record, _timestamp(now))
-            if len(header) + record.nbytes > self.quota_bytes:
-                self._refuse("too_large")
-                return
-            size = self._files.write(
-                record.key, header, data, throttle=self._throttle, at_step=self._at_step
-            )
-        except ValueError as error:
-            self._refuse("invalid")
-            _log.warning("a KV record cannot be stored: %s", error)
-            return
-        except OSError as error:
-            if error.errno in _NO_SPACE:
-                self._paused_at = now
-            self._task_failed(error)
-            return
-        try:
-            self._index.insert(record, size, now)
-        except sqlite3.Error as error:
-            self._files.remove(record.key)
-            if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
-                self._paused_at = now
-            raise
-        self._at_step("indexed")
-        self._counters.add("stores")
-        self._counters.add("store_bytes", size)
-        upkeep.enforce_quota(self._files, self._index, self._counters, self.quota_bytes)
-
-    def _task_failed(self, error: Exception) -> None:
-        self._counters.add("write_errors")
-        _log.warning("the KV cache in %s could not be written: %s", self.directory, error)
+    # Small things
 
     def _forget_lost(self, key: str) -> None:
         if self._files.size(key) is None:
@@ -403,8 +360,6 @@ class DiskStore:
     def _renew(self, keys: list[str]) -> None:
         now = self._clock()
         self._writer.call(lambda: self._index.touch(keys, now))
-
-    # Small things
 
     def _held(
         self, namespace: str, kind: RecordKind, digests: Sequence[bytes]
@@ -438,10 +393,6 @@ class DiskStore:
             _log.warning("KV record %s cannot be put aside: %s", key, error)
         self._writer.call(lambda: self._forget_lost(key))
 
-    def _is_paused(self) -> bool:
-        """From both sides, so that a clock set back does not prolong the pause."""
-        return self._paused_at is not None and 0 <= self._clock() - self._paused_at < PAUSE_S
-
     def _refuse(self, reason: str) -> bool:
         self._counters.add(f"store_refused_{reason}")
         return False
@@ -473,7 +424,3 @@ def _is_meant(
 
 def _record_files(directory: Path, quota: int) -> RecordFiles:
     return RecordFiles(directory, quarantine_bytes=min(quota // 20, _MAX_QUARANTINE_BYTES))
-
-
-def _timestamp(now: float) -> str:
-    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

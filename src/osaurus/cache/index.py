@@ -283,5 +283,11 @@ class RecordIndex:
         db.execute("COMMIT")
 
 
+def is_full(error: Exception) -> bool:
+    """Whether SQLite found no room on the volume. Its own complaints carry a code, those of
+    Python's module do not."""
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+
+
 def _json_list(keys: Iterable[str]) -> str:
     return json.dumps(list(keys))

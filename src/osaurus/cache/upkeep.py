@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from osaurus.cache.counters import Counters
 from osaurus.cache.files import INDEX_NAME, RecordFiles, is_old
-from osaurus.cache.index import SCHEMA_VERSION, RecordIndex
+from osaurus.cache.index import SCHEMA_VERSION, RecordIndex, is_full
 from osaurus.cache.record_file import CorruptRecord, RecordHeader, verify_file
 
 #: How long one process waits for another one's purge or eviction.
@@ -114,7 +114,7 @@ def delete(files: RecordFiles, index: RecordIndex, keys: list[str]) -> None:
     try:
         index.remove(keys)
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+        if not is_full(error):
             raise
         # On a volume full to the last byte even forgetting needs room, which the files make.
         for key in keys:

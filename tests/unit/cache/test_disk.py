@@ -314,6 +314,26 @@ def test_any_other_write_error_is_counted_and_the_next_store_tries_again(opened:
     assert same(store.load(make_run("a").key), make_run("a"))
 
 
+@pytest.mark.parametrize(
+    "error", [sqlite3.ProgrammingError("closed"), sqlite3.OperationalError("x"), KeyError("x")]
+)
+def test_an_error_of_any_kind_leaves_the_writer_alive(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    store = opened()
+
+    def fail(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr("osaurus.cache.index.RecordIndex.insert", fail)
+        assert store.put(make_run("a"))
+        assert store.flush(WAIT_S)
+    assert store.stats() | {"write_errors": 1, "records": 0} == store.stats()
+    _fill(store, make_run("a"))
+    assert same(store.load(make_run("a").key), make_run("a"))
+
+
 class _Case(NamedTuple):
     percent: float | None
     gb: float | None
