@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import openai
 import pytest
@@ -262,6 +263,88 @@ def test_thinking_switches_reach_the_template(start: Start) -> None:
     running.client().chat.completions.create(model="m", messages=HI, reasoning_effort="low")
     ids = list(running.engine.requests[-1].token_ids)
     assert running.tokenizer.decode(ids).startswith("True|low|")
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({"thinking": {"type": "enabled"}}, "True|"),
+        ({"thinking": {"type": "disabled", "budget_tokens": 5}}, "False|"),
+        ({"thinking": {"type": "adaptive"}}, "|"),
+        ({"thinking": False}, "False|"),
+        ({"reasoning": {"effort": "high", "summary": "auto"}}, "True|high"),
+        ({"reasoning": {"effort": "none"}}, "False|"),
+        ({"reasoning": {"enabled": False}}, "False|"),
+        ({"reasoning": {"summary": "auto"}}, "|"),
+        ({"think": True}, "True|"),
+        ({"think": "low"}, "True|low"),
+        ({"think": None, "thinking": None, "reasoning": None}, "|"),
+        # The first that says it counts, and on or off outranks how much.
+        ({"enable_thinking": False, "thinking": {"type": "enabled"}, "think": True}, "False|"),
+        ({"thinking": {"type": "disabled"}, "think": True}, "False|"),
+        ({"think": False, "chat_template_kwargs": {"enable_thinking": True}}, "False|"),
+        ({"reasoning_effort": "low", "reasoning": {"effort": "high"}}, "True|low"),
+        ({"reasoning": {"effort": "low"}, "think": "high"}, "True|low"),
+        ({"reasoning": {"effort": "high"},
+          "chat_template_kwargs": {"reasoning_effort": "low"}}, "True|high"),
+        ({"thinking": {"type": "disabled"}, "reasoning": {"effort": "high"}}, "False|high"),
+    ],
+)  # fmt: skip
+def test_thinking_may_be_chosen_in_the_fields_of_other_servers(
+    start: Start, fields: dict[str, Any], shown: str
+) -> None:
+    running = start()
+    running.source.template = "{{ enable_thinking }}|{{ reasoning_effort }}#" + CHATML
+    running.client().chat.completions.create(model="m", messages=HI, extra_body=fields)
+    ids = list(running.engine.requests[-1].token_ids)
+    assert running.tokenizer.decode(ids).partition("#")[0] == shown
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"thinking_budget": 7}, {"reasoning": {"max_tokens": 7}},
+     {"thinking": {"type": "enabled", "budget_tokens": 7}},
+     {"thinking_budget": 7, "thinking": {"budget_tokens": 9}}],
+)  # fmt: skip
+def test_a_thinking_budget_may_be_given_in_the_fields_of_other_servers(
+    running: Running, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    budgets: list[int] = []
+    monkeypatch.setattr(
+        "osaurus.chat.service.arm_budget", lambda budget, *_, **__: budgets.append(budget)
+    )
+    running.client().chat.completions.create(model="m", messages=HI, extra_body=fields)
+    assert budgets == [7]
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_past_thinking_is_taken_under_each_of_its_names(start: Start, name: str) -> None:
+    running = start()
+    running.source.template = (
+        "{% for m in messages %}{{ m.reasoning_content }}{% endfor %}" + CHATML
+    )
+    past: Any = {"role": "assistant", "content": "Four.", name: "Hm."}
+    running.client().chat.completions.create(model="m", messages=[*HI, past, *HI])
+    ids = list(running.engine.requests[-1].token_ids)
+    assert running.tokenizer.decode(ids).startswith("Hm.")
+    past[name] = None if name != "thinking" else [{"type": "thinking"}]  # is not text, and no harm
+    running.client().chat.completions.create(model="m", messages=[*HI, past, *HI])
+
+
+def test_a_flat_tool_is_shown_wrapped(start: Start) -> None:
+    running = start()
+    running.source.template = "{{ tools | tojson if tools }}#" + CHATML
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}}
+    flat: dict[str, Any] = {"type": "function", "name": "f", "parameters": parameters}
+    wrapped = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    prompts = []
+    for tool, choice in ((flat, {"type": "function", "name": "f"}), (wrapped, "auto")):
+        body = {"tools": [tool], "tool_choice": choice, "max_tokens": 1}
+        running.client().chat.completions.create(model="m", messages=HI, extra_body=body)
+        prompts.append(list(running.engine.requests[-1].token_ids))
+    assert prompts[0] == prompts[1]
+    shown = json.loads(running.tokenizer.decode(prompts[0]).partition("#")[0])
+    assert shown == [wrapped]
 
 
 @pytest.mark.parametrize(

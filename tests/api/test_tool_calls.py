@@ -503,6 +503,24 @@ def test_a_template_without_tools_gets_them_in_words_and_says_so(start: Start) -
     assert "drops tools" in _remarks(answer)["notes"][0]
 
 
+@pytest.mark.parametrize("tool_format", [None, "mistral", "gemma"])
+@pytest.mark.parametrize("fields", [{"tools": None}, {"tool_choice": "none"}])
+def test_f19_calls_in_the_notation_of_a_history_in_words_are_stripped(
+    start: Start, tool_format: str | None, fields: dict[str, Any]
+) -> None:
+    server = _serve(start, {"m": _conventions(tool_format, None)}, template="chatml")
+    for text in ("Four. " + BERN, f"Four. {BERN}</tool_call>"):
+        answer = server.ask(text, messages=_history("{}"), **fields)
+        chunks = server.stream(text, messages=_history("{}"), **fields)
+        assert answer.choices[0].message.content == _joined(chunks, "content") == "Four. "
+        assert answer.choices[0].message.tool_calls is None
+    assert "<tool_call>" in server.prompt()
+    if tool_format == "mistral":
+        own = 'Four. [TOOL_CALLS][{"name": "get_weather", "arguments": {}}]'
+        answer = server.ask(own, messages=_history("{}"), **fields)
+        assert answer.choices[0].message.content == "Four. "
+
+
 def test_a_template_without_tools_of_a_family_with_its_own_calls_is_a_400(start: Start) -> None:
     server = _serve(start, {"m": _conventions("mistral", None)}, template="chatml")
     with pytest.raises(openai.BadRequestError) as caught:
@@ -524,6 +542,28 @@ def test_a_stop_string_sees_visible_text_only(server: Server) -> None:
     answer = server.ask(text, stop=["STOP"])
     assert _plain_calls(answer) == [("get_weather", '{"city":"STOP"}')]
     assert answer.choices[0].message.content == "Yes. END"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == len(text.encode())
+
+
+@pytest.mark.parametrize("before", ["", "<think>STOP</think>", BERN])
+@pytest.mark.parametrize("stop", ["STOP", "TO"])
+def test_usage_counts_what_was_generated_up_to_the_stop_string(
+    server: Server, before: str, stop: str
+) -> None:
+    text = before + "Yes. STOP and more"
+    generated = text[: text.rindex("STOP")] + "STOP"[: "STOP".index(stop) + len(stop)]
+    visible = "Yes. " + "STOP"[: "STOP".index(stop)]
+    plain = server.ask(text, stop=[stop])
+    chunks = server.stream(text, stop=[stop], stream_options={"include_usage": True})
+    assert plain.choices[0].message.content == visible
+    assert plain.choices[0].finish_reason == ("tool_calls" if before == BERN else "stop")
+    for usage in (plain.usage, chunks[-1].usage):
+        assert usage is not None
+        assert usage.completion_tokens == len(generated.encode())
+        assert usage.completion_tokens_details is not None
+        thought = "<think>STOP</think>" if before.startswith("<think>") else ""
+        assert bool(usage.completion_tokens_details.reasoning_tokens) is bool(thought)
 
 
 def test_a_thinking_budget_reaches_the_engine_as_a_rule_of_each_choice(server: Server) -> None:
