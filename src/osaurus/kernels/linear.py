@@ -50,6 +50,34 @@ def matmul_many(x: Tensor, weight: Tensor) -> Tensor:
     return (at_least(x, CPU_ROW_GROUP) @ weight)[: x.shape[0]]
 
 
+def linear_heads(x: Tensor, weight: Tensor, num_small: int) -> Tensor:
+    """Each head's rows through that head's own matrix, as `linear_rows` and `matmul_many` do
+    for one: the first `num_small` rows are decode and verify rows.
+
+    x: [M, H, K]; weight: [H, K, N] of the same dtype; returns [M, H, N].
+    """
+    parts = [_small_heads(x[:num_small], weight)] if num_small else []
+    if num_small < x.shape[0]:
+        parts.append(_heads(x[num_small:], weight, CPU_ROW_GROUP))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _small_heads(x: Tensor, weight: Tensor) -> Tensor:
+    if x.device.type == "cpu" and x.dtype == torch.bfloat16 and x.shape[2] <= MAX_ROW_EXACT_K:
+        return _heads(x, weight, CPU_ROW_GROUP)
+    if x.device.type == "cpu" and x.dtype == torch.float32:
+        return torch.cat([_heads(row, weight, 1) for row in x.split(1)])
+    group = CPU_ROW_GROUP if x.device.type == "cpu" else CUDA_ROW_GROUP
+    return torch.cat([_heads(part, weight, group) for part in x.split(group)])
+
+
+def _heads(x: Tensor, weight: Tensor, least: int) -> Tensor:
+    """One batched product over the heads, of `least` rows or more."""
+    padding = max(0, least - x.shape[0])
+    rows = F.pad(x, (0, 0, 0, 0, 0, padding)).transpose(0, 1).contiguous()
+    return torch.bmm(rows, weight)[:, : x.shape[0]].transpose(0, 1)
+
+
 @cache
 def gemm_dtype() -> torch.dtype:
     """The dtype in which this CPU multiplies large matrices fastest.

@@ -20,6 +20,8 @@ FAMILIES = {
     "mistral": "llama",
     "qwen2": "llama",
     "qwen3": "llama",
+    "deepseek_v3": "deepseek_v3",
+    "kimi_k2": "deepseek_v3",
     "gemma3": "gemma3",
     "gemma3_text": "gemma3",
     "qwen3_moe": "qwen3_moe",
