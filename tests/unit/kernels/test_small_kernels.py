@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from osaurus.errors import UnsupportedBundle
-from osaurus.kernels.linear import linear_rows, matmul_many
+from osaurus.kernels.linear import linear_heads, linear_rows, matmul_many
 from osaurus.kernels.norm import rms_norm, rms_norm_reference
 from osaurus.kernels.rope import RotaryTable, apply_rope, inverse_frequencies
 from osaurus.kernels.sample import gumbel_noise
@@ -72,6 +72,24 @@ def test_prefill_products_have_the_same_bits_however_rows_are_cut(n: int, k: int
     for m in (1, 2, 7, 8, 9, 64, 299):
         parts = [matmul_many(part, weight) for part in x.split(m)]
         assert torch.equal(torch.cat(parts), whole), m
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "k", "n"), [(1, 32, 64), (5, 24, 40), (16, 128, 512)])
+def test_products_a_head_have_the_same_bits_in_any_number(
+    dtype: torch.dtype, heads: int, k: int, n: int
+) -> None:
+    weight, x = torch.randn(heads, k, n).to(dtype), torch.randn(60, heads, k).to(dtype)
+    small, large = linear_heads(x, weight, 60), linear_heads(x, weight, 0)
+    expected = torch.einsum("mhk,hkn->mhn", x.double(), weight.double()).to(dtype)
+    error = 2 * torch.finfo(dtype).eps * k**0.5
+    torch.testing.assert_close(small, expected, rtol=error, atol=error)
+    for first, last in ((0, 1), (3, 4), (5, 13), (7, 30), (59, 60)):
+        rows = x[first:last]
+        assert torch.equal(linear_heads(rows, weight, len(rows)), small[first:last])
+        assert torch.equal(linear_heads(rows, weight, 0), large[first:last])
+    mixed = linear_heads(x, weight, 9)
+    assert torch.equal(mixed, torch.cat([small[:9], large[9:]]))
 
 
 @pytest.mark.parametrize("hidden", [96, 576, 8192])
