@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from osaurus.kernels import quant_matmul
-from osaurus.kernels.linear import gemm_dtype, linear_rows, matmul_many
-from osaurus.quant.grouped import GroupedWeight, concat
+from osaurus.kernels.linear import linear_rows
+from osaurus.quant.dense import DenseLinear
+from osaurus.quant.grouped import GroupedWeight, UndecodedWeight, concat
+from osaurus.quant.packed import HALF_GROUP, PackedLinear, UnpackedLinear, can_pack
 
 #: Logits of this many best tokens are recomputed in float32 (see `QuantizedHead`).
 REFINED_LOGITS = 64
@@ -40,151 +40,6 @@ class Linear(Protocol):
     def nbytes(self) -> int: ...
 
 
-class DenseLinear:
-    """A plain weight [N, K] in the compute dtype."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.weight = weight
-        self.bias = bias
-        self.out_features, self.in_features = weight.shape
-
-    @property
-    def nbytes(self) -> int:
-        return self.weight.nbytes + (self.bias.nbytes if self.bias is not None else 0)
-
-    def __call__(self, x: Tensor, num_small: int) -> Tensor:
-        if num_small == x.shape[0]:
-            return linear_rows(x, self.weight, self.bias)
-        if num_small == 0:
-            return self._large(x)
-        small = linear_rows(x[:num_small], self.weight, self.bias)
-        return torch.cat([small, self._large(x[num_small:])])
-
-    def _large(self, x: Tensor) -> Tensor:
-        out = matmul_many(x, self.weight.t())
-        return out if self.bias is None else out + self.bias
-
-
-class PackedLinear:
-    """A 4-bit or 8-bit grouped weight in torch's packed form (CPU).
-
-    An 8-bit code c is kept as two 4-bit codes, c // 16 and c % 16, side by side along K: one
-    packed product over [x, x] then sums both halves in float32. Small rows read bfloat16
-    scales (the kernel takes no others); prefill rows and `rows()` read the file's own.
-    """
-
-    def __init__(self, weight: GroupedWeight, bias: Tensor | None = None) -> None:
-        n, self.in_features = weight.shape
-        self.out_features = n
-        layout = quant_matmul.packed_layout()
-        if layout is None:
-            raise ValueError("no packed kernel here; use UnpackedLinear")
-        self._padded = -(-n // layout.tile) * layout.tile
-        self._group = weight.group_size
-        self._bits = weight.bits
-        self._bias = bias
-        codes = F.pad(weight.codes, (0, 0, 0, self._padded - n))
-        if self._bits == 8:
-            codes = torch.cat([codes >> 4, codes & 15], dim=1)
-        self._packed = quant_matmul.pack(codes)
-        # [G, N] is the order in which both the kernel and the dequantizer walk.
-        self._scale = F.pad(weight.scale.t(), (0, self._padded - n)).contiguous()
-        self._offset = F.pad(weight.bias.t(), (0, self._padded - n)).contiguous()
-        self._scale_zero = self._kernel_scales()
-
-    def _kernel_scales(self) -> Tensor:
-        """[G, N, 2] bfloat16 (scale, value of code 8), rounded around the middle code so
-        that the rounding of the scale does not shift the group as a whole."""
-        scale, offset = self._scale.float(), self._offset.float()
-        if self._bits == 4:
-            pairs = [(scale, offset + 8 * scale)]
-        else:
-            pairs = [(16 * scale, offset + 128 * scale), (scale, 8 * scale)]
-        return torch.cat([torch.stack(pair, dim=-1) for pair in pairs]).bfloat16()
-
-    @property
-    def nbytes(self) -> int:
-        tensors = [self._packed, self._scale, self._offset, self._scale_zero]
-        return sum(t.nbytes for t in tensors) + (self._bias.nbytes if self._bias is not None else 0)
-
-    def __call__(self, x: Tensor, num_small: int) -> Tensor:
-        rows = x.shape[0]
-        if num_small == rows:
-            return self._small(x)
-        if num_small == 0:
-            return self._large(x)
-        return torch.cat([self._small(x[:num_small]), self._large(x[num_small:])])
-
-    def _small(self, x: Tensor) -> Tensor:
-        if self._bits == 8:
-            x = torch.cat([x, x], dim=1)
-        out = quant_matmul.matmul(x, self._packed, self._group, self._scale_zero)
-        return self._finish(out)
-
-    def _large(self, x: Tensor) -> Tensor:
-        dtype = gemm_dtype()
-        if self._bits == 4:
-            weight = quant_matmul.dequantize_columns(self._packed, self._scale, self._offset, dtype)
-        else:
-            weight = self._dequantize(torch.arange(self._padded)).to(dtype).t()
-        return self._finish(matmul_many(x.to(dtype), weight).to(x.dtype))
-
-    def _finish(self, out: Tensor) -> Tensor:
-        if self._padded != self.out_features:
-            out = out[:, : self.out_features]
-        return out if self._bias is None else out + self._bias
-
-    def rows(self, index: Tensor) -> Tensor:
-        """Output features [R] dequantized at the file's scale precision: [R, K] float32."""
-        return self._dequantize(index)
-
-    def _dequantize(self, index: Tensor) -> Tensor:
-        planes = 2 if self._bits == 8 else 1
-        codes = quant_matmul.gather_rows(
-            self._packed, index, self._padded, planes * self.in_features
-        ).float()
-        if self._bits == 8:
-            codes = 16 * codes[:, : self.in_features] + codes[:, self.in_features :]
-        codes = codes.view(-1, self.in_features // self._group, self._group)
-        scale = self._scale.index_select(1, index).t().float().unsqueeze(-1)
-        offset = self._offset.index_select(1, index).t().float().unsqueeze(-1)
-        return (codes * scale + offset).view(-1, self.in_features)
-
-
-class UnpackedLinear:
-    """A grouped weight without a packed kernel (other devices and processors): codes stay
-    quantized in memory, 4-bit ones two a byte, and are dequantized at every call."""
-
-    def __init__(self, weight: GroupedWeight, bias: Tensor | None = None) -> None:
-        self.out_features, self.in_features = weight.shape
-        self._group = weight.group_size
-        self._bits = weight.bits
-        self._bias = bias
-        codes = weight.codes
-        self._codes = codes[:, ::2] | (codes[:, 1::2] << 4) if weight.bits == 4 else codes
-        self._scale, self._offset = weight.scale, weight.bias
-
-    @property
-    def nbytes(self) -> int:
-        tensors = [self._codes, self._scale, self._offset]
-        return sum(t.nbytes for t in tensors)
-
-    def __call__(self, x: Tensor, num_small: int) -> Tensor:
-        weight = self._dequantize(self._codes, self._scale, self._offset).to(x.dtype)
-        return DenseLinear(weight, self._bias)(x, num_small)
-
-    def rows(self, index: Tensor) -> Tensor:
-        """Output features [R] dequantized: [R, K] float32."""
-        return self._dequantize(self._codes[index], self._scale[index], self._offset[index])
-
-    def _dequantize(self, codes: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
-        if self._bits == 4:
-            codes = torch.stack([codes & 15, codes >> 4], dim=-1)
-        codes = codes.float().view(codes.shape[0], -1, self._group)
-        weight = codes * scale.float().unsqueeze(-1) + offset.float().unsqueeze(-1)
-        return weight.view(codes.shape[0], self.in_features)
-
-
 class JoinedLinear:
     """Projections of the same input whose forms differ, their outputs side by side."""
 
@@ -201,18 +56,48 @@ class JoinedLinear:
         return torch.cat([part(x, num_small) for part in self.parts], dim=-1)
 
 
+class ReorderedLinear:
+    """A layer whose columns lie in another order than its input features.
+
+    `order` [K]: which input feature each column of `inner` multiplies.
+    """
+
+    def __init__(self, inner: Linear, order: Tensor) -> None:
+        self.inner = inner
+        self._order = order
+        self.out_features, self.in_features = inner.out_features, inner.in_features
+
+    @property
+    def nbytes(self) -> int:
+        return self.inner.nbytes + self._order.nbytes
+
+    def __call__(self, x: Tensor, num_small: int) -> Tensor:
+        return self.inner(x.index_select(1, self._order), num_small)
+
+
 QuantizedLinear = PackedLinear | UnpackedLinear
 
 
-def quantized_linear(weight: GroupedWeight, bias: Tensor | None = None) -> QuantizedLinear:
-    """The fastest layer this device and processor have for a grouped weight."""
-    layout = quant_matmul.packed_layout()
-    if layout is not None:
-        n, k = weight.shape
-        padded = -(-n // layout.tile) * layout.tile
-        if quant_matmul.is_available(padded, k, weight.group_size, weight.codes.device):
-            return PackedLinear(weight, bias)
-    return UnpackedLinear(weight, bias)
+def quantized_linear(
+    weight: GroupedWeight | UndecodedWeight, bias: Tensor | None = None
+) -> QuantizedLinear:
+    """The fastest layer this device and processor have that keeps a grouped weight quantized;
+    an `order` is the caller's affair."""
+    return PackedLinear(weight, bias) if can_pack(weight) else UnpackedLinear(weight, bias)
+
+
+def is_better_dense(weight: GroupedWeight | UndecodedWeight) -> bool:
+    """Whether bfloat16 serves a weight better than its packed form: codes of more than 4 bits
+    in groups of 16 would take as many bytes with their scales, and four products."""
+    return weight.group_size == HALF_GROUP and weight.bits > 4 and can_pack(weight)
+
+
+def grouped_linear(weight: GroupedWeight, bias: Tensor | None = None) -> Linear:
+    """The layer that computes with a grouped weight in the shipped mode."""
+    if is_better_dense(weight):
+        return DenseLinear(weight.dequantize(torch.bfloat16), bias)
+    linear = quantized_linear(weight, bias)
+    return linear if weight.order is None else ReorderedLinear(linear, weight.order)
 
 
 def fused_linear(
@@ -222,7 +107,7 @@ def fused_linear(
     groups = [weight for weight in weights if isinstance(weight, GroupedWeight)]
     dense = [weight for weight in weights if isinstance(weight, Tensor)]
     if len(groups) == len(weights) and all(groups[0].can_join(other) for other in groups):
-        return quantized_linear(concat(groups), _join_biases(weights, biases))
+        return grouped_linear(concat(groups), _join_biases(weights, biases))
     if len(dense) == len(weights):
         return DenseLinear(torch.cat(dense), _join_biases(weights, biases))
     return JoinedLinear([fused_linear([w], [b]) for w, b in zip(weights, biases, strict=True)])
@@ -268,7 +153,7 @@ class QuantizedEmbedding:
     file's scales, which costs 64 short dot products a row.
     """
 
-    def __init__(self, weight: GroupedWeight) -> None:
+    def __init__(self, weight: GroupedWeight | UndecodedWeight) -> None:
         self._linear = quantized_linear(weight)
 
     def __call__(self, ids: Tensor) -> Tensor:
@@ -288,3 +173,11 @@ class QuantizedEmbedding:
 
 
 Embedding = DenseEmbedding | QuantizedEmbedding
+
+
+def grouped_embedding(weight: GroupedWeight | UndecodedWeight) -> Embedding:
+    """The embedding or head of a grouped weight in the shipped mode."""
+    has_order = isinstance(weight, GroupedWeight) and weight.order is not None
+    if has_order or is_better_dense(weight):
+        return DenseEmbedding(weight.dequantize(torch.bfloat16))
+    return QuantizedEmbedding(weight)
