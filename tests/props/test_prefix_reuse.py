@@ -1,13 +1,15 @@
 """Claim: an answer is the same with every prefix that the cache holds as without a cache.
 
 Conversations grow, branch, are edited, run side by side, are cancelled and are preempted, in
-pools so small that blocks are evicted under them. float32, where P3 of the design says that
-everything is equal; in bfloat16 for what prefill made.
+pools so small that blocks and snapshots are evicted under them, for every kind of memory.
+float32, where P3 of the design says that everything is equal; in bfloat16 for what prefill
+made.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from osaurus.engine.core import BatchEngine
 from osaurus.models.base import Model
 from osaurus.types.cache import CacheConfig
 from osaurus.types.engine import EngineConfig
+from synthetic import FAMILIES
+from synthetic import build as build_synthetic
 from tiny import TokenText, ask, info_of, load_tiny, save_tiny, tokens_of
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -31,11 +35,37 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp(request.param)
-    save_tiny(path, **KINDS[request.param])
-    return path
+#: Kinds of memory that the above do not have; their conversations are had once a claim.
+OTHERS = [family for family in FAMILIES if family not in ("full", "window_mix")]
+
+
+def kinds_and_seeds(seeds: int) -> pytest.MarkDecorator:
+    pairs = [(kind, seed) for kind in KINDS for seed in range(seeds)]
+    return pytest.mark.parametrize(("kind", "seed"), [*pairs, *((kind, 0) for kind in OTHERS)])
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a kind's model."""
+    folders: dict[str, Path] = {}
+
+    def folder_of(kind: str) -> Path:
+        if kind not in folders:
+            folders[kind] = tmp_path_factory.mktemp(kind)
+            save_tiny(folders[kind], **KINDS[kind])
+        return folders[kind]
+
+    return folder_of
+
+
+@pytest.fixture(params=KINDS)
+def folder(request: pytest.FixtureRequest, saved: Callable[[str], Path]) -> Path:
+    return saved(request.param)
+
+
+@pytest.fixture
+def model(kind: str, saved: Callable[[str], Path]) -> Model:
+    return build_synthetic(kind) if kind in OTHERS else load_tiny(saved(kind))
 
 
 def engine_of(model: Model, cache: CacheConfig, **settings: Any) -> BatchEngine:
@@ -56,52 +86,77 @@ def drain(engine: BatchEngine, streams: list[Any]) -> None:
         engine.check()
 
 
-def cold_answer(model: Model, prompt: list[int], count: int) -> list[int]:
-    engine = engine_of(model, CacheConfig(use_paged_cache="off"))
-    (stream,) = engine.generate(ask("cold", prompt, max_tokens=count))
-    drain(engine, [stream])
-    tokens = tokens_of(list(stream))
+def cold_answers(model: Model, asked: list[tuple[list[int], int]]) -> list[list[int]]:
+    """Without a cache, answers to prompts of so many tokens, side by side to save time."""
+    engine = engine_of(model, CacheConfig(use_paged_cache="off"), max_batch_size=16)
+    streams = [
+        engine.generate(ask(f"cold{i}", prompt, max_tokens=count))[0]
+        for i, (prompt, count) in enumerate(asked)
+    ]
+    drain(engine, streams)
+    answers = [tokens_of(list(stream)) for stream in streams]
     engine.shutdown()
-    return tokens
+    return answers
+
+
+def cold_answer(model: Model, prompt: list[int], count: int) -> list[int]:
+    return cold_answers(model, [(prompt, count)])[0]
 
 
 class Talk:
-    """Random prompts that share prefixes with earlier ones and their answers."""
+    """Random prompts that share prefixes with earlier ones and their answers; remembers all
+    that was said."""
 
-    def __init__(self, seed: int, longest: int = 150) -> None:
+    def __init__(self, model: Model, seed: int, longest: int = 150) -> None:
         self.rng = random.Random(seed)
         self.longest = longest
+        self._model = model
         self.histories: list[list[int]] = [self._words(50)]
+        self._asked: list[tuple[list[int], int]] = []
+        self._answers: list[list[int]] = []
+
+    def _word(self) -> int:
+        return self.rng.randrange(3, min(300, self._model.vocab_size))
 
     def _words(self, count: int) -> list[int]:
-        return [self.rng.randrange(3, 300) for _ in range(count)]
+        return [self._word() for _ in range(count)]
 
     def prompt(self) -> list[int]:
         base = list(self.rng.choice(self.histories))
         if self.rng.random() < 0.4:
             base = base[: self.rng.randrange(1, len(base) + 1)]
         if self.rng.random() < 0.2:
-            base[self.rng.randrange(len(base))] = self.rng.randrange(3, 300)
+            base[self.rng.randrange(len(base))] = self._word()
         base += self._words(self.rng.randrange(0, 25))
         return base[: self.longest]
 
-    def heard(self, prompt: list[int], answer: list[int]) -> None:
+    def heard(self, prompt: list[int], count: int, answer: list[int]) -> None:
         self.histories = [*self.histories[-6:], prompt + answer]
+        self._asked.append((prompt, count))
+        self._answers.append(answer)
+
+    def check(self) -> None:
+        """What was said is what is said without a cache."""
+        cold = cold_answers(self._model, self._asked)
+        assert self._answers == cold
 
 
-@pytest.mark.parametrize("seed", range(3))
+@kinds_and_seeds(3)
 @pytest.mark.parametrize("blocks", [None, 55], ids=["room", "tight"])
 def test_conversations_answer_as_without_a_cache(
-    folder: Path, seed: int, blocks: int | None
+    model: Model, seed: int, blocks: int | None
 ) -> None:
-    model = load_tiny(folder)
     settings: dict[str, Any] = {}
+    config = CacheConfig(snapshot_interval=24)
     if blocks is not None:
-        probe = engine_of(model, CacheConfig())
-        settings["kv_budget_bytes"] = blocks * sum(probe.pool.block_bytes)
+        config = CacheConfig(snapshot_interval=24, recurrent_entries=8)
         settings["max_context_tokens"] = 200
+        probe = engine_of(model, config, **settings)
+        settings["kv_budget_bytes"] = (
+            blocks * sum(probe.pool.block_bytes) + probe.states.reserved_bytes
+        )
         probe.shutdown()
-    engine, talk = engine_of(model, CacheConfig(), **settings), Talk(seed)
+    engine, talk = engine_of(model, config, **settings), Talk(model, seed)
     hits = 0
     for turn in range(12):
         prompts = [talk.prompt() for _ in range(talk.rng.choice([1, 1, 2, 3, 4]))]
@@ -122,9 +177,8 @@ def test_conversations_answer_as_without_a_cache(
                 continue
             events = list(stream)
             hits += info_of(events).cached_prompt_tokens
-            answer = tokens_of(events)
-            assert answer == cold_answer(model, prompt, counts[i]), (turn, i)
-            talk.heard(prompt, answer)
+            talk.heard(prompt, counts[i], tokens_of(events))
+    talk.check()
     assert hits > 100
     assert engine.pool.used_bytes == 0
     engine.shutdown()
@@ -133,16 +187,15 @@ def test_conversations_answer_as_without_a_cache(
 def test_what_prefill_made_is_exact_in_the_shipped_mode(folder: Path) -> None:
     model = load_tiny(folder, "bfloat16")
     engine = engine_of(model, CacheConfig(reuse_generated=False))
-    talk, hits = Talk(5), 0
+    talk, hits = Talk(model, 5), 0
     for turn in range(25):
         prompt = talk.prompt()
         (stream,) = engine.generate(ask(f"{turn}", prompt, max_tokens=12))
         drain(engine, [stream])
         events = list(stream)
-        answer = tokens_of(events)
-        assert answer == cold_answer(model, prompt, 12), turn
         hits += info_of(events).cached_prompt_tokens
-        talk.heard(prompt, answer)
+        talk.heard(prompt, 12, tokens_of(events))
+    talk.check()
     assert hits > 200
     engine.shutdown()
 
@@ -210,12 +263,14 @@ def test_salts_keep_prefixes_apart(folder: Path) -> None:
     engine.shutdown()
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_conversations_go_on_after_a_restart(folder: Path, seed: int, tmp_path: Path) -> None:
-    model, talk = load_tiny(folder), Talk(seed + 10)
-    config = CacheConfig(disk_dir=tmp_path)
+@kinds_and_seeds(2)
+def test_conversations_go_on_after_a_restart(
+    model: Model, kind: str, seed: int, tmp_path: Path
+) -> None:
+    talk = Talk(model, seed + 10)
+    config = CacheConfig(disk_dir=tmp_path, snapshot_interval=24)
     restored = 0
-    for life in range(5):
+    for life in range(3 if kind in OTHERS else 5):
         engine = engine_of(model, config, identity="tiny@1")
         for turn in range(4):
             prompts = [talk.prompt() for _ in range(talk.rng.choice([1, 2]))]
@@ -224,19 +279,19 @@ def test_conversations_go_on_after_a_restart(folder: Path, seed: int, tmp_path: 
                 for i, prompt in enumerate(prompts)
             ]
             drain(engine, streams)
-            for i, (prompt, stream) in enumerate(zip(prompts, streams, strict=True)):
+            for prompt, stream in zip(prompts, streams, strict=True):
                 events = list(stream)
                 restored += info_of(events).cache_detail == "disk"
-                answer = tokens_of(events)
-                assert answer == cold_answer(model, prompt, 20), (life, turn, i)
-                talk.heard(prompt, answer)
+                talk.heard(prompt, 20, tokens_of(events))
         engine.shutdown()
+    talk.check()
     assert restored > 0
 
 
-def test_two_engines_share_a_directory(folder: Path, tmp_path: Path) -> None:
-    model, talk = load_tiny(folder), Talk(77)
-    config = CacheConfig(disk_dir=tmp_path)
+@kinds_and_seeds(1)
+def test_two_engines_share_a_directory(model: Model, kind: str, seed: int, tmp_path: Path) -> None:
+    talk = Talk(model, seed + 77)
+    config = CacheConfig(disk_dir=tmp_path, snapshot_interval=24)
     engines = [engine_of(model, config, identity="tiny@1") for _ in range(2)]
     restored = 0
     for turn in range(16):
@@ -249,9 +304,8 @@ def test_two_engines_share_a_directory(folder: Path, tmp_path: Path) -> None:
         assert engine.cache.disk.flush(10)
         events = list(stream)
         restored += info_of(events).cache_detail == "disk"
-        answer = tokens_of(events)
-        assert answer == cold_answer(model, prompt, 20), turn
-        talk.heard(prompt, answer)
-    assert restored > 2
+        talk.heard(prompt, 20, tokens_of(events))
+    talk.check()
+    assert restored > (0 if kind in OTHERS else 2)
     for engine in engines:
         engine.shutdown()
