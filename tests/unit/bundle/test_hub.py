@@ -295,7 +295,9 @@ def test_a_model_in_site_packages_is_found_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed = write_gguf(tmp_path / "site" / DEFAULT_MODEL.file_name, encoding="Q4_1")
-    monkeypatch.setattr(hub, "installed_path", lambda entry: installed)
+    monkeypatch.setattr(
+        hub, "installed_path", lambda entry: installed if entry is DEFAULT_MODEL else None
+    )
     assert find_model("default", folders(tmp_path / "models")).path == installed
     pulled = write_gguf(DEFAULT_MODEL.path_in(tmp_path / "models"), encoding="Q4_1")
     assert find_model("default", folders(tmp_path / "models")).path == pulled

