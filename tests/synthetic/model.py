@@ -38,6 +38,7 @@ class SyntheticModel:
         self.vocab_size = VOCAB
         self.max_context_tokens = max_context_tokens
         self.kv_dtype = torch.float32
+        self.reads_coded_kv = False
         self.device = torch.device("cpu")
         self._mixers = tuple(mixers)
         self._embed = 2.0 * Weights(99).matrix(VOCAB, HIDDEN) * HIDDEN**0.5

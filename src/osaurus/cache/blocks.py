@@ -21,8 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from osaurus.cache.coded import CodedBlocks, CodedGroup
+from osaurus.cache.pages import PagedStorage, stretches
 from osaurus.errors import InsufficientResources
+from osaurus.kernels.coded_attention import CodedStorage
 from osaurus.topology.base import KVGroup
+from osaurus.topology.codecs.base import KVCodec
 
 
 class BlockPool:
@@ -41,13 +45,16 @@ class BlockPool:
         budget_bytes: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        codecs: Sequence[KVCodec | None] = (),
+        exact_reasons: Sequence[str] = (),
     ) -> None:
         self.groups = tuple(groups)
         self.block_tokens = block_tokens
         self.budget_bytes = budget_bytes
         self.block_bytes = tuple(g.block_bytes(block_tokens, dtype) for g in groups)
         on_cpu = torch.device(device).type == "cpu"
-        share = sum(self.block_bytes)
+        coded_bytes = [_coded_bytes(g, c) for g, c in zip(groups, codecs, strict=False)]
+        share = sum(self.block_bytes) + sum(coded_bytes)
         self._capacity = tuple(
             budget_bytes // (bytes_ if on_cpu else share) for bytes_ in self.block_bytes
         )
@@ -56,9 +63,22 @@ class BlockPool:
                 f"the KV budget of {budget_bytes} bytes does not hold one block of "
                 f"{max(self.block_bytes)} bytes; raise kv_budget_bytes"
             )
-        self.storage = tuple(
-            _reserve(group, blocks, block_tokens, dtype, device)
+        self._pages = tuple(
+            PagedStorage(_shape(group, blocks, block_tokens), dtype, device)
             for group, blocks in zip(groups, self._capacity, strict=True)
+        )
+        self.storage = tuple(pages.tensor for pages in self._pages)
+        self._touched = [0] * len(self._capacity)
+        self.coded = CodedBlocks(
+            [
+                None
+                if codec is None
+                else CodedGroup(group, codec, budget_bytes // size if on_cpu else blocks, device)
+                for group, codec, size, blocks in zip(
+                    groups, codecs, coded_bytes, self._capacity, strict=False
+                )
+            ],
+            exact_reasons,
         )
         # Last in, first out, low ids first: pages that were touched are touched again.
         self._free = [list(range(n - 1, -1, -1)) for n in self._capacity]
@@ -82,6 +102,14 @@ class BlockPool:
             if layer in group.layers:
                 return index, self.storage[index][group.layers.index(layer)]
         raise KeyError(layer)
+
+    def coded_view(self, layer: int) -> CodedStorage | None:
+        """A layer's coded blocks; None where its blocks stay exact."""
+        for index, group in enumerate(self.groups):
+            coded = self.coded[index]
+            if layer in group.layers and coded is not None:
+                return coded.layer(group.layers.index(layer))
+        return None
 
     @property
     def free_bytes(self) -> int:
@@ -126,6 +154,7 @@ class BlockPool:
         while self.used_bytes + self.cached_bytes + size > self.budget_bytes:
             self._evict(next(iter(self._cached)))
         block = self._free[group].pop()
+        self._touched[group] = max(self._touched[group], block + 1)
         self._holders[group][block] = 1
         self.used_bytes += size
         return block
@@ -183,6 +212,37 @@ class BlockPool:
         self.storage[group][:, block].copy_(self.storage[group][:, source])
         return block
 
+    def can_code(self, group: int) -> bool:
+        """Whether there is room for one more coded block of a group."""
+        coded = self.coded[group]
+        return coded is not None and coded.has_room and coded.block_bytes <= self.free_bytes
+
+    def code(self, group: int, block: int) -> int | None:
+        """Code a held block; returns the coded one's id, which takes its place in its table,
+        or None when the block has to stay exact. The caller has asked `can_code`, and
+        releases the exact one."""
+        coded = self.coded[group]
+        if coded is None:
+            return None
+        while self.used_bytes + self.cached_bytes + coded.block_bytes > self.budget_bytes:
+            self._evict(next(iter(self._cached)))
+        made = coded.encode(self.storage[group][:, block])
+        if made is not None:
+            self.used_bytes += coded.block_bytes
+        return made
+
+    def give_back_pages(self) -> None:
+        """Return the memory of free blocks to the system, as far as it comes in whole pages."""
+        for group, free in enumerate(self._free):
+            touched = [block for block in free if block < self._touched[group]]
+            for first, last in stretches(touched):
+                self._pages[group].give_back(first, last)
+            taken = set(range(self._touched[group])).difference(touched)
+            self._touched[group] = max(taken, default=-1) + 1
+        for coded in self.coded.groups:
+            if coded is not None:
+                coded.give_back_pages()
+
     def read_blocks(self, group: int, blocks: Sequence[int]) -> Tensor:
         """A copy on the host: [layers, n, kv heads, block_tokens, k + v]."""
         storage = self.storage[group]
@@ -202,6 +262,9 @@ class BlockPool:
 
     def release(self, group: int, block: int) -> None:
         """Give up one hold; the last one frees the block, or caches it if it is kept."""
+        if block < 0:
+            self._release_coded(group, block)
+            return
         holders = self._holders[group]
         if holders[block] < 1:
             raise ValueError(f"block {block} of group {group} is free already")
@@ -218,10 +281,17 @@ class BlockPool:
         while self.cached_bytes > self.cached_limit_bytes:
             self._evict(next(iter(self._cached)))
 
+    def _release_coded(self, group: int, block: int) -> None:
+        coded = self.coded[group]
+        if coded is None:
+            raise ValueError(f"group {group} has no coded blocks")
+        coded.release(block)
+        self.used_bytes -= coded.block_bytes
+
     def clear_block(self, group: int, block: int) -> None:
         """Zero a block whose contents may not be finite once nobody holds it, unless it is
         kept: masked slots of a reused block are multiplied by zero, which must stay zero."""
-        if block not in self._kept[group]:
+        if block >= 0 and block not in self._kept[group]:
             self._dirty.add((group, block))
 
     @property
@@ -245,6 +315,7 @@ class BlockPool:
             assert total == self._capacity[group], f"group {group}: lost block"
             held_bytes += len(held) * self.block_bytes[group]
             cached_bytes += len(cached) * self.block_bytes[group]
+        held_bytes += self.coded.used_bytes
         assert held_bytes == self.used_bytes, "used_bytes does not match the holders"
         assert cached_bytes == self.cached_bytes, "cached_bytes does not match"
         assert held_bytes + cached_bytes <= self.budget_bytes, "over the budget"
@@ -264,22 +335,16 @@ def _stretches(places: Sequence[int], blocks: Sequence[int]) -> Iterator[tuple[i
             start = end
 
 
-def _reserve(
-    group: KVGroup, blocks: int, block_tokens: int, dtype: torch.dtype, device: torch.device | str
-) -> Tensor:
+def _shape(group: KVGroup, blocks: int, block_tokens: int) -> tuple[int, ...]:
     topology = group.topology
-    shape = (
-        len(group.layers),
-        blocks,
-        topology.num_kv_heads,
-        block_tokens,
-        topology.k_dim + topology.v_dim,
-    )
-    if torch.device(device).type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    # numpy's zeros are untouched pages that read as zero; torch's would be written now.
-    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    return torch.from_numpy(np.zeros(nbytes, dtype=np.uint8)).view(dtype).view(shape)
+    width = topology.k_dim + topology.v_dim
+    return (len(group.layers), blocks, topology.num_kv_heads, block_tokens, width)
+
+
+def _coded_bytes(group: KVGroup, codec: KVCodec | None) -> int:
+    if codec is None:
+        return 0
+    return len(group.layers) * group.topology.num_kv_heads * codec.block_bytes
 
 
 class BlockTable:

@@ -260,10 +260,17 @@ class CacheCoordinator:
         self.index.forget(self._lookup.own_keys(sequence), unproven_only=True)
         self.states.forget(sequence.unproven_snapshots)
 
+    def hand_over(self, sequence: CachedSequence) -> None:
+        """Queue what is exact of a sequence for the disk, before its blocks are coded and
+        leave the memory tier."""
+        sequence.is_handed_over = True
+        if self._queue is not None and not sequence.is_off:
+            self._count(stores_dropped=self._queue.add(sequence))
+
     def finished(self, sequence: CachedSequence, *, store: bool) -> None:
         """Queue the request's blocks for the disk (its tables still hold them) and drop what
         the settings do not let stay in memory."""
-        if store and self._queue is not None and not sequence.is_off:
+        if store and self._queue is not None and not sequence.is_off | sequence.is_handed_over:
             self._count(stores_dropped=self._queue.add(sequence))
         if not self.keeps_blocks:
             keys = self._lookup.own_keys(sequence)
@@ -315,10 +322,20 @@ class CacheCoordinator:
             cached_bytes=self._pool.cached_bytes,
             cached_blocks=self._pool.cached_blocks,
             evictions=self._pool.evictions,
+            coded_blocks=self._pool.coded.num_held,
+            coded_bytes=self._pool.coded.used_bytes,
+            exact_reasons=self._exact_reasons(),
             snapshots=len(self.states.snapshots),
             snapshot_bytes=self.states.snapshots.nbytes,
             disk={} if self.disk is None else dict(self.disk.stats()),
         )
+
+    def _exact_reasons(self) -> dict[str, str]:
+        """Why layers keep exact blocks, by kind; empty for those that may be coded."""
+        return {
+            group.topology.kind: reason
+            for group, reason in zip(self._pool.groups, self._pool.coded.reasons, strict=False)
+        }
 
     def close(self) -> None:
         """Write what is queued and let go of the disk; memory goes with the pool."""

@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from osaurus.types.cache import CacheConfig, KVMode
+
+#: Bundles whose answers TurboQuant 3/3 has been shown not to hurt: words that all occur in
+#: the bundle's name. Every layer must have full attention besides.
+PROVEN_FOR_TURBO = (("gemma", "qat", "mxfp4"), ("gemma", "jang_4m"))
+
+
+def resolve_load_mode(mode: KVMode, name: str, kinds: Iterable[str]) -> KVMode:
+    """What `engine_selected` means for a bundle: TurboQuant 3/3 where it is proven, else
+    blocks as computed. Other modes mean what they say. `kinds` are those of the layers."""
+    if mode.kind != "engine_selected":
+        return mode
+    words = name.lower().replace("-", "_")
+    is_proven = any(all(word in words for word in row) for row in PROVEN_FOR_TURBO)
+    return KVMode("turbo", 3, 3) if is_proven and set(kinds) == {"full_attention"} else KVMode()
 
 
 def resolve_kv_policy(

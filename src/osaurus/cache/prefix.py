@@ -69,6 +69,12 @@ class PrefixIndex:
             if entry is not None and not (unproven_only and entry.proven):
                 self._remove(entry)
 
+    def forget_block(self, group: int, block: int) -> None:
+        """The entry of a block, if it has one, ceases to exist."""
+        entry = self._owners[group].get(block)
+        if entry is not None:
+            self._remove(entry)
+
     def clear(self) -> None:
         for entry in list(self._entries.values()):
             self._remove(entry)

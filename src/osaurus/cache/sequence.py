@@ -32,6 +32,7 @@ class CachedSequence:
     record_keys: list[str] = field(default_factory=list)  #: still to be read from disk
     read_keys: list[str] = field(default_factory=list)  #: read for this request
 
+    is_handed_over: bool = False  #: to the disk already, while it runs
     is_off: bool = False  #: the model has no cache
 
     @classmethod

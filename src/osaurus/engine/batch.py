@@ -9,6 +9,7 @@ import torch
 
 from osaurus.cache.blocks import BlockPool
 from osaurus.engine.scheduler import RowSpan
+from osaurus.kernels.coded_attention import CodedPlan, plan_coded
 from osaurus.kernels.paged_attention import Span, plan_decode, plan_prefill
 from osaurus.models.base import ForwardBatch, GroupBatch
 
@@ -93,6 +94,11 @@ def _group_batch(
         for i, span in enumerate(spans)
     ]
     written = torch.from_numpy(write_rows.reshape(-1)).to(device)
+    if not prefill and pool.coded[index] is not None:
+        plan = plan_coded(kernel_spans, size, device)
+        if isinstance(plan, CodedPlan):
+            return GroupBatch(write_rows=written, coded=plan)
+        return GroupBatch(write_rows=written, decode=plan)
     if prefill:
         plan = plan_prefill(kernel_spans[0], size, topology.window, device)
         return GroupBatch(write_rows=written, prefill=plan)

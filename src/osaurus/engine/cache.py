@@ -30,7 +30,12 @@ PREFIX_SHARE: dict[MemoryProfile, float] = {
 
 
 def open_cache(
-    model: Model, pool: BlockPool, states: StateTier, config: CacheConfig, identity: str | None
+    model: Model,
+    pool: BlockPool,
+    states: StateTier,
+    config: CacheConfig,
+    identity: str | None,
+    kv_mode: KVMode,
 ) -> CacheCoordinator:
     """The coordinator of a model's memory, with a disk tier where the settings name a directory
     that can be written. A directory that cannot is a reason in the stats, never an error."""
@@ -49,16 +54,11 @@ def open_cache(
         states,
         key,
         config,
-        kv_mode=resolve_mode(config.kv_mode),
+        kv_mode=kv_mode,
         disk=disk,
         disk_off=why,
         topology=observed(layers),
     )
-
-
-def resolve_mode(mode: KVMode) -> KVMode:
-    """`engine_selected` is TurboQuant for bundles proven for it, which none is yet."""
-    return KVMode("none") if mode.kind == "engine_selected" else mode
 
 
 def _open_disk(config: CacheConfig, identity: str | None) -> tuple[DiskStore | None, str]:

@@ -18,6 +18,7 @@ from functools import partial
 
 import torch
 
+from osaurus.cache.policy import resolve_load_mode
 from osaurus.engine.cache import open_cache
 from osaurus.engine.client import Mailbox, Stream
 from osaurus.engine.decode_threads import DecodeThreads
@@ -80,8 +81,11 @@ class BatchEngine:
         config = config or EngineConfig()
         if config.max_batch_size < 1:
             raise ValueError(f"max_batch_size must be at least 1, got {config.max_batch_size}")
-        self.pool, self.states, self.max_context_tokens = build_pools(model, config)
-        self.cache = open_cache(model, self.pool, self.states, config.cache, identity)
+        kv_mode = resolve_load_mode(
+            config.cache.kv_mode, identity or "", (t.kind for t in model.layers_topology)
+        )
+        self.pool, self.states, self.max_context_tokens = build_pools(model, config, kv_mode)
+        self.cache = open_cache(model, self.pool, self.states, config.cache, identity, kv_mode)
         self.scheduler = Scheduler(
             self.pool,
             self.states.slots,
@@ -503,6 +507,7 @@ class BatchEngine:
         self._steps_to_purge -= 1
         if self._steps_to_purge <= 0:
             trim_heap()
+            self.pool.give_back_pages()
             self._steps_to_purge = PURGE_INTERVAL_STEPS
 
     def _end_everything(self, error: str | None) -> None:

@@ -10,7 +10,15 @@ from osaurus.cache.state_tier import StateTier
 from osaurus.engine.memory import blocks_of_one, default_kv_budget, longest_context
 from osaurus.errors import InsufficientResources
 from osaurus.models.base import Model
-from osaurus.topology.base import KVGroup, StateLayer, group_layers, state_layers
+from osaurus.topology.base import (
+    AttentionTopology,
+    KVGroup,
+    StateLayer,
+    group_layers,
+    state_layers,
+)
+from osaurus.topology.codecs.choose import make_codec, why_exact
+from osaurus.types.cache import KVMode
 from osaurus.types.engine import EngineConfig
 
 #: Share of the budget that snapshots may take at most.
@@ -23,7 +31,7 @@ class Pools(NamedTuple):
     max_context_tokens: int  #: the longest sequence that one request can keep in them
 
 
-def build_pools(model: Model, config: EngineConfig) -> Pools:
+def build_pools(model: Model, config: EngineConfig, kv_mode: KVMode) -> Pools:
     """Reserve an engine's memory. The budget holds a state slot for each request of a full
     batch, then snapshots, then blocks; where that does not hold a whole context, the context
     is shortened. Raises `InsufficientResources` when no request fits."""
@@ -43,6 +51,7 @@ def build_pools(model: Model, config: EngineConfig) -> Pools:
             model.device,
             state_bytes=state_bytes,
         )
+    reasons = [_why_exact(kv_mode, group.topology, model) for group in groups]
     if layers:
         limit = _context_with_state(groups, layers, model, config, budget, limit)
     states = StateTier(
@@ -61,8 +70,22 @@ def build_pools(model: Model, config: EngineConfig) -> Pools:
         budget_bytes=budget - states.reserved_bytes,
         dtype=model.kv_dtype,
         device=model.device,
+        codecs=[
+            None
+            if reason
+            else make_codec(kv_mode, g.topology, config.kv_block_tokens, model.device)
+            for g, reason in zip(groups, reasons, strict=True)
+        ],
+        exact_reasons=reasons,
     )
     return Pools(blocks, states, longest_context(blocks, limit, config.prefill_chunk_tokens))
+
+
+def _why_exact(kv_mode: KVMode, topology: AttentionTopology, model: Model) -> str:
+    reason = why_exact(kv_mode, topology)
+    if not reason and not model.reads_coded_kv:
+        return "the model's attention reads exact blocks only"
+    return reason
 
 
 def _slot_bytes(layers: Sequence[StateLayer], num_tokens: int) -> int:

@@ -58,6 +58,8 @@ class Request:
     submitted_at: float
     fork_source: Request | None = None
     state_slot: int = NO_SLOT  #: held exactly while active
+    codes_kv: bool = True  #: the middle of its keys and values may be compressed
+    coded_until: int = 0  #: blocks before this index are coded, or exact for good
     alone_until: int = 0  #: decode rows up to here run in no company: one failed
     phase: Phase = Phase.WAITING
     generated: list[int] = field(default_factory=list)
@@ -112,7 +114,7 @@ class Request:
             self.state_slot = NO_SLOT
         for table in self.tables:
             table.release(pool, clear=self.poisoned)
-        self.num_computed = 0
+        self.num_computed = self.coded_until = 0
         self.poisoned = False
 
     def info(
@@ -190,6 +192,7 @@ def choices_of(
                 mailbox=box,
                 tables=[BlockTable(group) for group in range(num_groups)],
                 cached=open_cached(),
+                codes_kv=request.cache.kv_mode is None or request.cache.kv_mode.kind != "none",
                 submitted_at=now,
                 fork_source=choices[0] if choices else None,
             )

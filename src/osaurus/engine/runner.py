@@ -28,11 +28,12 @@ class Runner:
         """Look up where each layer's memory lies; again when slots have been added."""
         self._memory = []
         for layer, topology in enumerate(self._model.layers_topology):
-            group, storage = -1, torch.empty(0)
+            group, storage, coded = -1, torch.empty(0), None
             if topology.paged is not None:
                 group, storage = self._pool.layer_view(layer)
+                coded = self._pool.coded_view(layer)
             state = self._slots.layer_view(layer)
-            self._memory.append(LayerMemory(group=group, storage=storage, state=state))
+            self._memory.append(LayerMemory(group=group, storage=storage, state=state, coded=coded))
 
     def decode(self, spans: Sequence[RowSpan]) -> Tensor | None:
         """Feed decode rows. Returns [L, V] float32 logits, one row for each span that

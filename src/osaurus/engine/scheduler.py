@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from osaurus.cache.blocks import BlockPool
 from osaurus.cache.coordinator import CacheCoordinator
 from osaurus.cache.states import StatePool
+from osaurus.engine.coding import BLOCKS_A_STEP, BlockCoder
 from osaurus.engine.request import NO_SLOT, Phase, Request
 
 #: Output tokens reserved at admission beyond the prompt.
@@ -60,6 +61,7 @@ class Scheduler:
         self.max_batch_size = max_batch_size
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []
+        self.coder = BlockCoder(pool, cache)
         self.preemptions = 0
         self.forks = 0
         self._max_context = max_context_tokens
@@ -120,9 +122,22 @@ class Scheduler:
             if request.phase is not Phase.DECODE:
                 continue
             count = min(request.num_tokens - request.num_computed, MAX_CATCH_UP_ROWS)
-            if self._make_room(request, request.num_computed + count):
+            if self.coder.applies_to(request):
+                count = self.coder.rows(request, count) if self._code(request) else 0
+            if count and self._make_room(request, request.num_computed + count):
                 spans.append(RowSpan(request, request.num_computed, count))
         return spans
+
+    def _code(self, request: Request) -> bool:
+        """Compress what the request's next row reads compressed, a few blocks a step; False
+        while some are left, or when the request had to make room."""
+        backlog = self.coder.backlog(request)
+        for index in backlog[:BLOCKS_A_STEP]:
+            while not self.coder.can_code():
+                if not self._free_some(request):
+                    return False
+            self.coder.code(request, index)
+        return len(backlog) <= BLOCKS_A_STEP
 
     def plan_prefill(self) -> RowSpan | None:
         """The next chunk of the prefilling request whose turn it is."""
@@ -204,7 +219,7 @@ class Scheduler:
                 request.settle_phase()
             return
         length = request.num_prefill
-        covered = all(
+        covered = source.coded_until == 0 and all(
             table.first_block * self.pool.block_tokens <= group.topology.first_needed_token(length)
             for table, group in zip(source.tables, self.pool.groups, strict=True)
         )
@@ -223,15 +238,20 @@ class Scheduler:
         size = self.pool.block_tokens
         missing = [table.missing(num_tokens, size) for table in request.tables]
         while not self.pool.can_allocate(missing):
-            if self.cache.drop_pending():
-                continue
-            newest = self.active[-1]
-            self.preempt(newest)
-            if newest is request:
+            if not self._free_some(request):
                 return False
         for table in request.tables:
             table.grow(num_tokens, self.pool)
         return True
+
+    def _free_some(self, request: Request) -> bool:
+        """Make room in a pool that has run dry, at the cost of the newest request if nothing
+        else helps; False when that is the given one."""
+        if self.cache.drop_pending():
+            return True
+        newest = self.active[-1]
+        self.preempt(newest)
+        return newest is not request
 
     def start_over(self, spans: Sequence[RowSpan]) -> None:
         """A forward of these spans failed after it may have changed their state: compute it

@@ -98,6 +98,8 @@ class Model(Protocol):
     max_context_tokens: int
     kv_dtype: torch.dtype
     device: torch.device
+    #: Its attention follows coded plans (`GroupBatch.coded`) in layers of full attention.
+    reads_coded_kv: bool
 
     @property
     def layers_topology(self) -> tuple[LayerTopology, ...]:

@@ -55,6 +55,8 @@ class DecoderModel:
     `finish` maps logits [L, V] to those the model is defined by.
     """
 
+    reads_coded_kv = True
+
     def __init__(
         self,
         loader: WeightLoader,

@@ -113,6 +113,8 @@ def _windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
 class LlamaModel:
     """Implements `models.base.Model`."""
 
+    reads_coded_kv = True
+
     def __init__(self, config: LlamaConfig, loader: WeightLoader) -> None:
         self.config = config
         self.vocab_size = config.vocab_size

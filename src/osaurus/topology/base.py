@@ -62,8 +62,9 @@ class LayerTopology(Protocol):
 class StateArray:
     """One float32 array of a layer's state; its initial value is zero.
 
-    `shape` is one slot's, at least one axis. With `tokens_per_row` r the array grows by one such row every r
-    tokens: after n tokens rows [0, n // r) hold values and no other row may be read.
+    `shape` is one slot's, at least one axis. With `tokens_per_row` r the array grows by one
+    such row every r tokens: after n tokens rows [0, n // r) hold values and no other row may
+    be read.
     """
 
     name: str

@@ -120,6 +120,10 @@ class CacheStats:
     stores_dropped: int = 0  #: runs given up because an answer needed their blocks
     snapshots: int = 0
     snapshot_bytes: int = 0
+    coded_blocks: int = 0
+    coded_bytes: int = 0
+    #: By kind of layer why its blocks stay exact, "" where they may be coded.
+    exact_reasons: Mapping[str, str] = field(default_factory=dict)
     generated_kv: Literal["exact", "approximate", "not reused"] = "approximate"
     kv_mode: str = "none"
     #: Layers by what they remember, as observed: {"full_attention": 30}.

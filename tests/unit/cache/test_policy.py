@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from osaurus.cache.policy import resolve_kv_policy
+from osaurus.cache.policy import resolve_kv_policy, resolve_load_mode
 from osaurus.types.cache import CacheConfig, KVMode
 
 TURBO = KVMode("turbo", 3, 3)
@@ -46,3 +46,19 @@ def test_modes_are_written_as_they_are_read(text: str) -> None:
 def test_a_mode_that_is_none_says_what_may_be_written(text: str) -> None:
     with pytest.raises(ValueError, match="kv mode"):
         KVMode.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds", "mode"),
+    [
+        ("google/gemma-4-12b-it-qat-MXFP4@1", ["full_attention"] * 3, KVMode("turbo", 3, 3)),
+        ("dealign/Gemma-4-JANG_4M@1", ["full_attention"], KVMode("turbo", 3, 3)),
+        ("google/gemma-3-qat-mxfp4@1", ["full_attention", "sliding_window"], KVMode()),
+        ("meta/Llama-3-mxfp4@1", ["full_attention"], KVMode()),
+    ],
+)
+def test_turboquant_is_chosen_for_proven_bundles_only(
+    name: str, kinds: list[str], mode: KVMode
+) -> None:
+    assert resolve_load_mode(KVMode("engine_selected"), name, kinds) == mode
+    assert resolve_load_mode(KVMode("affine", 8, 64), name, kinds) == KVMode("affine", 8, 64)

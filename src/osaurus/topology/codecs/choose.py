@@ -20,6 +20,8 @@ def why_exact(mode: KVMode, topology: AttentionTopology) -> str:
         return f"the KV mode is {mode}"
     if topology.window is not None:
         return "sliding-window layers keep exact KV"
+    if topology.kind == "mla":
+        return "latent layers are compressed already"
     dims = {topology.k_dim, topology.v_dim}
     if mode.kind == "turbo" and not all(map(turboquant.is_eligible_dim, dims)):
         return f"{mode} needs longer vectors than head dims {sorted(dims)}"
