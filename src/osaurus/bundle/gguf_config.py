@@ -48,6 +48,8 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
         config["sliding_window"] = window
     if scaling := _rope_scaling(file, read, config):
         config["rope_scaling"] = scaling
+    if name == "gemma3":
+        config |= _gemma3(read, config)
     for key, target in (
         ("bos", "bos_token_id"),
         ("eos", "eos_token_id"),
@@ -180,6 +182,31 @@ def _refuse_what_we_lack(read: _Reader, config: dict[str, Any]) -> None:
             f"{read.file.path}: keys of {config['head_dim']} and values of {value_length} numbers "
             "in one head are not supported for this architecture"
         )
+
+
+#: Layers of the one published size whose attention is not scaled by its head size.
+_GEMMA3_27B_LAYERS = 62
+
+
+def _gemma3(read: _Reader, config: dict[str, Any]) -> dict[str, Any]:
+    """What Gemma 3's metadata says under names of its own, or leaves to the reader: the
+    format fixes the pattern of its layers and how queries are scaled."""
+    heads, layers = config["num_attention_heads"], config["num_hidden_layers"]
+    by_width = layers == _GEMMA3_27B_LAYERS
+    found: dict[str, Any] = {
+        "query_pre_attn_scalar": config["hidden_size"] // heads if by_width else config["head_dim"],
+        "rope_local_base_freq": read.optional_number("rope.freq_base_swa") or 10000.0,
+    }
+    pattern = read.file.metadata.get(f"{read.prefix}.attention.sliding_window_pattern", 6)
+    if isinstance(pattern, Sequence):  # one truth value for each layer
+        kinds = {True: "sliding_attention", False: "full_attention"}
+        found["layer_types"] = [kinds[bool(is_local)] for is_local in pattern]
+    else:
+        found["sliding_window_pattern"] = pattern
+    for name in ("final_logit_softcapping", "attn_logit_softcapping"):
+        if cap := read.optional_number(name):
+            found[name] = cap
+    return found
 
 
 def _rope_scaling(file: GgufFile, read: _Reader, config: dict[str, Any]) -> dict[str, Any] | None:

@@ -31,6 +31,12 @@ _MLP = {
     "ffn_down": "mlp.down_proj",
 }
 _QK_NORM = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+#: Gemma norms each sublayer before and after; `ffn_norm` is the one before the MLP.
+_GEMMA_NORMS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 
 #: Not weights: rotary factors that `gguf_config.py` turns into `rope_scaling`.
 ROPE_TENSORS = frozenset(
@@ -62,6 +68,13 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     ),
     "qwen3": GgufArchitecture(
         model_type="qwen3", rope_interleaved=False, block={**_ATTENTION, **_QK_NORM, **_MLP}
+    ),
+    "gemma3": GgufArchitecture(
+        model_type="gemma3_text",
+        rope_interleaved=False,
+        block={**_ATTENTION, **_QK_NORM, **_MLP, **_GEMMA_NORMS},
+        # The converter adds the one that the published norms leave out.
+        config={"hidden_activation": "gelu_pytorch_tanh", "norms_include_one": True},
     ),
 }
 
