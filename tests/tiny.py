@@ -8,15 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import closing
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from osaurus.bundle.weights import SafetensorsSource
-from osaurus.models.loading import ComputeMode, WeightLoader
-from osaurus.models.registry import FAMILIES
+from osaurus.models.loading import ComputeMode
+from osaurus.models.registry import build
 from osaurus.types.engine import GenerationRequest
 from osaurus.types.events import Chunk, Event, Info
 from osaurus.types.sampling import SamplingParams
@@ -60,12 +59,8 @@ def save_tiny(folder: Path, family: str = "llama", seed: int = 0, **changes: Any
 def load_tiny(folder: Path, mode: ComputeMode = "float32", device: str = "cpu") -> Any:
     """The folder's model by our own family of its `model_type`."""
     config = json.loads((folder / "config.json").read_text())
-    family = import_module(f"osaurus.models.{FAMILIES[config['model_type']]}")
     with closing(SafetensorsSource(folder)) as source:
-        loader = WeightLoader(source, mode, device)
-        model = family.load(config, loader)
-        loader.finish()
-    return model
+        return build(config, source, mode, device)
 
 
 class TokenText:

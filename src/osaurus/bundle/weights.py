@@ -52,6 +52,11 @@ class WeightSource(Protocol):
         """Raises `BundleError` naming the tensor when the bundle has none of that name."""
         ...
 
+    def release(self, name: str) -> None:
+        """Give back the memory that reading a tensor took; its data is read anew if it is
+        looked at again."""
+        ...
+
     def close(self) -> None:
         """Let go of the views that this source holds itself."""
         ...
@@ -64,6 +69,7 @@ class SafetensorsSource:
         """Raises as `plan_weights` does: nothing is handed out from a folder that is not whole."""
         self._folder = folder
         self._plan = plan or plan_weights(folder)
+        self._maps: dict[Path, mmap.mmap] = {}
         self._files: dict[Path, torch.Tensor] = {}
 
     @property
@@ -79,12 +85,19 @@ class SafetensorsSource:
         except KeyError:
             raise BundleError(f"{self._folder}: there is no tensor {name!r}") from None
         if place.path not in self._files:
-            self._files[place.path] = _view(_map(place.path))
+            self._maps[place.path] = _map(place.path)
+            self._files[place.path] = _view(self._maps[place.path])
         data = self._files[place.path][place.begin : place.end]
         return StoredTensor(name=name, shape=place.shape, encoding=place.dtype, data=data)
 
+    def release(self, name: str) -> None:
+        place = self._plan.tensors[name]
+        if place.path in self._maps:
+            _drop_pages(self._maps[place.path], place.begin, place.end)
+
     def close(self) -> None:
         self._files.clear()
+        self._maps.clear()
 
 
 class GgufSource:
@@ -126,6 +139,10 @@ class GgufSource:
         shape = tuple(reversed(tensor.dims))
         return StoredTensor(name=name, shape=shape, encoding=tensor.type.name, data=data)
 
+    def release(self, name: str) -> None:
+        part, tensor = self._places[name]
+        _drop_pages(part.mapping, tensor.offset, tensor.offset + tensor.num_bytes)
+
     def close(self) -> None:
         self._files.clear()
 
@@ -136,6 +153,15 @@ def _map(path: Path) -> mmap.mmap:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise BundleError(f"{path}: cannot be mapped: {error.strerror}") from error
+
+
+def _drop_pages(mapping: mmap.mmap, begin: int, end: int) -> None:
+    """Take the whole pages within [begin, end) out of this process's memory. They stay in the
+    system's cache; without this a model would for a moment count twice, as stored and as loaded."""
+    first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = end // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < last and hasattr(mmap, "MADV_DONTNEED"):
+        mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
 def _view(mapping: mmap.mmap) -> torch.Tensor:

@@ -7,41 +7,52 @@ unexpected tensors is refused before it answers anything.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from osaurus.bundle.weights import StoredTensor, WeightSource
-from osaurus.errors import IncompleteBundle, UnsupportedBundle
+from osaurus.bundle.weights import WeightSource
+from osaurus.errors import UnsupportedBundle
+from osaurus.models.stored import MatrixStore, StoredMatrix, missing, typed
 from osaurus.quant import gguf
-from osaurus.quant.grouped import GroupedWeight
+from osaurus.quant.grouped import GroupedWeight, UndecodedWeight
 from osaurus.quant.linear import (
     DenseEmbedding,
     Embedding,
     Linear,
-    QuantizedEmbedding,
     fused_linear,
+    grouped_embedding,
 )
+from osaurus.quant.on_load import QuantizeOnLoad, can_quantize, quantize
+from osaurus.quant.schemes import Schemes
 
 ComputeMode = Literal["float32", "bfloat16"]
 
-_DENSE = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_T = TypeVar("_T")
 
 
 class WeightLoader:
     """Hands out a bundle's tensors in the form of one compute mode, each name once.
 
     float32 is the oracle mode: everything dequantized. bfloat16 keeps quantized weights
-    quantized and the rest in bfloat16; norms are float32 in both.
+    quantized and the rest in bfloat16; norms are float32 in both. `schemes` says how matrices
+    of a quantized checkpoint are stored. `on_load` quantizes those in plain numbers: embedding
+    and head to 8 bits whatever it says, since 4 bits there cost most for what they save.
     """
 
     def __init__(
-        self, source: WeightSource, mode: ComputeMode, device: torch.device | str = "cpu"
+        self,
+        source: WeightSource,
+        mode: ComputeMode,
+        device: torch.device | str = "cpu",
+        *,
+        schemes: Schemes | None = None,
+        on_load: QuantizeOnLoad | None = None,
     ) -> None:
-        self._source = source
+        self._store = MatrixStore(source, schemes)
         self._mode: ComputeMode = mode
+        self._on_load: QuantizeOnLoad | None = on_load
         self.device = torch.device(device)
         self._left = set(source.names())
 
@@ -50,11 +61,12 @@ class WeightLoader:
         return torch.float32 if self._mode == "float32" else torch.bfloat16
 
     def has(self, name: str) -> bool:
-        return name in self._left
+        return not self._left.isdisjoint(self._store.names_of(name))
 
     def skip(self, *names: str) -> None:
         """Leave tensors that the family knows and does not need."""
-        self._left.difference_update(names)
+        for name in names:
+            self._left.difference_update(self._store.names_of(name))
 
     def skip_under(self, *prefixes: str) -> None:
         """The same for every tensor whose name starts with one of `prefixes`."""
@@ -62,45 +74,31 @@ class WeightLoader:
 
     def vector(self, name: str, size: int, dtype: torch.dtype | None = None) -> Tensor:
         """A 1-D tensor [size], float32 unless told otherwise."""
-        stored = self._take(name, (size,))
-        return self._dense(stored).to(self.device, dtype or torch.float32)
+        return self._plain(name, (size,), dtype or torch.float32)
 
     def optional_vector(self, name: str, size: int, dtype: torch.dtype) -> Tensor | None:
         return self.vector(name, size, dtype) if self.has(name) else None
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A tensor that stays dense in every mode, float32: a router's weight."""
-        return self._dense(self._take(name, shape)).to(self.device, torch.float32)
+        if len(shape) == 2:
+            matrix = self._find(name, (shape[0], shape[1]))
+            weight = matrix.decode()
+            dense = (
+                weight.dequantize(torch.float32) if isinstance(weight, GroupedWeight) else weight
+            )
+            return self._done(name, dense.to(self.device, torch.float32, copy=True))
+        return self._plain(name, shape, torch.float32)
 
     def matrix(self, name: str, shape: tuple[int, int]) -> GroupedWeight | Tensor:
         """A weight [N, K]: grouped codes when stored so and the mode keeps them, else dense."""
-        return self._matrix(self._take(name, shape), shape)
+        return self._done(name, self._decode(self._find(name, shape), self._on_load))
 
     def stack(self, name: str, shape: tuple[int, int, int]) -> list[GroupedWeight | Tensor]:
         """The E weights [N, K] of one tensor [E, N, K], in order, each as `matrix` gives it."""
-        stored, count = self._take(name, shape), shape[0]
-        size = stored.data.numel() // count
-        return [
-            self._matrix(
-                replace(stored, shape=shape[1:], data=stored.data[i * size : (i + 1) * size]),
-                shape[1:],
-            )
-            for i in range(count)
-        ]
-
-    def _matrix(self, stored: StoredTensor, shape: tuple[int, int]) -> GroupedWeight | Tensor:
-        if not gguf.is_quantized(stored.encoding):
-            return self._dense(stored).to(self.device, self.dtype)
-        weight = gguf.decode(stored.encoding, stored.data, shape)
-        if self._mode == "float32":
-            return weight.dequantize(torch.float32).to(self.device)
-        return GroupedWeight(
-            bits=weight.bits,
-            group_size=weight.group_size,
-            codes=weight.codes.to(self.device),
-            scale=weight.scale.to(self.device),
-            bias=weight.bias.to(self.device),
-        )
+        found = self._find(name, shape)
+        members = [found.member(i, shape[0]) for i in range(shape[0])]
+        return self._done(name, [self._decode(member, self._on_load) for member in members])
 
     def linear(self, names: Sequence[str], sizes: Sequence[int], in_features: int) -> Linear:
         """One layer of the projections `<name>.weight`, with their biases where stored."""
@@ -118,15 +116,20 @@ class WeightLoader:
         ]
 
     def is_copy(self, name: str, other: str) -> bool:
-        """Whether two stored tensors hold the same values, so that one can serve as both."""
-        first, second = self._source.get(name), self._source.get(other)
-        return first.encoding == second.encoding and torch.equal(first.data, second.data)
+        """Whether two stored matrices hold the same values, so that one can serve as both."""
+        return self._store.are_equal(name, other)
 
     def embedding(self, name: str, vocab_size: int, hidden_size: int) -> Embedding:
-        weight = self.matrix(name, (vocab_size, hidden_size))
-        if isinstance(weight, GroupedWeight):
-            return QuantizedEmbedding(weight)
-        return DenseEmbedding(weight)
+        """Token vectors or a head. Its rows are decoded a few at a time where they can be."""
+        matrix = self._find(name, (vocab_size, hidden_size))
+        on_load: QuantizeOnLoad | None = "int8" if self._on_load else None
+        if self._mode == "float32" or not matrix.has_row_access:
+            weight = self._decode(matrix, on_load)
+        else:
+            weight = self._undecoded(matrix, on_load)
+        if not isinstance(weight, Tensor):
+            return self._done(name, grouped_embedding(weight))
+        return self._done(name, DenseEmbedding(weight))
 
     def finish(self) -> None:
         """Raise `UnsupportedBundle` when tensors are left that nobody asked for: the config
@@ -136,28 +139,102 @@ class WeightLoader:
             shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
             raise UnsupportedBundle(f"{len(names)} unexpected tensors in the weights: {shown}")
 
-    def _take(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
-        if name not in self._left:
-            raise IncompleteBundle(
-                f"tensor {name} is missing from the weights; the bundle looks unfinished"
-            )
-        stored = self._source.get(name)
-        if tuple(stored.shape) != shape:
-            raise UnsupportedBundle(
-                f"tensor {name} has shape {tuple(stored.shape)}, the config asks for {shape}"
-            )
-        self._left.remove(name)
-        return stored
+    def _find(self, name: str, shape: tuple[int, ...]) -> StoredMatrix:
+        """Tick the name off. Raises as `MatrixStore.find` does, also for a name asked twice."""
+        if not self.has(name):
+            raise missing(name)
+        found = self._store.find(name, shape)
+        self.skip(name)
+        return found
 
-    def _dense(self, stored: StoredTensor) -> Tensor:
+    def _plain(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if not self.has(name):
+            raise missing(name)
+        stored = self._store.tensor(name, shape)
+        self.skip(name)
         if gguf.is_quantized(stored.encoding):
-            shape = tuple(stored.shape)
-            if len(shape) != 2:
-                raise UnsupportedBundle(f"quantized tensor {stored.name} of shape {shape}")
-            return gguf.decode(stored.encoding, stored.data, shape).dequantize(torch.float32)
-        if stored.encoding not in _DENSE:
-            raise UnsupportedBundle(
-                f"tensor {stored.name}: encoding {stored.encoding} is not supported yet"
-            )
-        # A copy: the mapping is read-only, closes when loading ends, and need not be aligned.
-        return stored.data.clone().view(_DENSE[stored.encoding]).view(tuple(stored.shape))
+            raise UnsupportedBundle(f"quantized tensor {name} of shape {shape}")
+        value = typed(stored).to(self.device, dtype, copy=True)
+        if not value.isfinite().all():
+            raise UnsupportedBundle(f"tensor {name}: it has values that are not finite numbers")
+        return self._done(name, value)
+
+    def _decode(
+        self, matrix: StoredMatrix, on_load: QuantizeOnLoad | None, rows: slice | None = None
+    ) -> GroupedWeight | Tensor:
+        weight = matrix.decode(rows)
+        if isinstance(weight, Tensor) and on_load and can_quantize(matrix.shape, on_load):
+            weight = quantize(weight, on_load)
+            if not weight.is_finite():
+                raise UnsupportedBundle(
+                    f"tensor {matrix.name}: it has values that are not finite numbers"
+                )
+        if isinstance(weight, Tensor):
+            # A copy of what is stored as it is: the file's pages are read-only and go away.
+            return weight.to(self.device, self.dtype, copy=matrix.scheme is None)
+        if self._mode == "float32":
+            return weight.dequantize(torch.float32).to(self.device)
+        return weight.to(self.device)
+
+    def _undecoded(
+        self, matrix: StoredMatrix, on_load: QuantizeOnLoad | None
+    ) -> UndecodedWeight | Tensor:
+        def read(rows: slice) -> GroupedWeight:
+            piece = self._decode(matrix, on_load, rows)
+            assert isinstance(piece, GroupedWeight)  # as its first row was
+            return piece
+
+        first = self._decode(matrix, on_load, slice(0, 1))
+        if isinstance(first, Tensor):
+            whole = self._decode(matrix, None)
+            assert isinstance(whole, Tensor)
+            return whole
+        return UndecodedWeight(
+            shape=matrix.shape,
+            bits=first.bits,
+            group_size=first.group_size,
+            device=self.device,
+            read=read,
+        )
+
+    def _done(self, name: str, value: _T) -> _T:
+        """`value`, now that nothing reads the stored tensor any more."""
+        self._store.release(name)
+        return value
+
+
+class ShapeLoader(WeightLoader):
+    """Checks what a family asks for against the bundle and hands out tensors without values:
+    a family that was loaded from this one has shown that the weights fit it, at the price of
+    some milliseconds and no memory."""
+
+    def __init__(self, source: WeightSource, mode: ComputeMode, schemes: Schemes) -> None:
+        super().__init__(source, mode, "meta", schemes=schemes)
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        if len(shape) != 2:
+            return self._plain(name, shape, torch.float32)
+        self._find(name, shape)
+        return torch.empty(shape, dtype=torch.float32, device="meta")
+
+    def is_copy(self, name: str, other: str) -> bool:
+        return False  # values are not looked at; both must fit
+
+    def embedding(self, name: str, vocab_size: int, hidden_size: int) -> Embedding:
+        matrix = self._find(name, (vocab_size, hidden_size))
+        return DenseEmbedding(self._decode(matrix, None))
+
+    def _plain(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if not self.has(name):
+            raise missing(name)
+        self._store.tensor(name, shape)
+        self.skip(name)
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def _decode(
+        self, matrix: StoredMatrix, on_load: QuantizeOnLoad | None, rows: slice | None = None
+    ) -> Tensor:
+        return torch.empty(matrix.shape, dtype=self.dtype, device="meta")
+
+    def _done(self, name: str, value: _T) -> _T:
+        return value

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import closing
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from osaurus.errors import UnsupportedBundle
+from osaurus.errors import BundleError, UnsupportedBundle
 from osaurus.kernels.openmp import release_team
 from osaurus.models.base import Model
-from osaurus.models.loading import ComputeMode, WeightLoader
+from osaurus.models.loading import ComputeMode, ShapeLoader, WeightLoader
+from osaurus.quant.on_load import QuantizeOnLoad
+from osaurus.quant.schemes import read_schemes
 
 if TYPE_CHECKING:
     from osaurus.bundle.bundle import Bundle
+    from osaurus.bundle.weights import WeightSource
 
 #: model_type -> module of this package that defines `load(config, loader)`.
 FAMILIES = {
@@ -31,24 +35,60 @@ FAMILIES = {
 }
 
 
-def load_model(bundle: Bundle, *, compute_mode: ComputeMode, device: str = "cpu") -> Model:
+def load_model(
+    bundle: Bundle,
+    *,
+    compute_mode: ComputeMode,
+    device: str = "cpu",
+    on_load: QuantizeOnLoad | None = None,
+) -> Model:
     """Read a bundle's weights into its family's network.
 
     Raises `UnsupportedBundle` for a model_type that no family serves and `IncompleteBundle`
     for missing tensors; nothing of the bundle stays mapped afterwards.
     """
     model_type = str(bundle.config.get("model_type", ""))
-    if model_type not in FAMILIES:
-        served = ", ".join(sorted(FAMILIES))
-        raise UnsupportedBundle(
-            f"{bundle.model_id}: model_type {model_type!r} is not supported yet (served: {served})"
-        )
-    family = import_module(f"osaurus.models.{FAMILIES[model_type]}")
     try:
+        if model_type not in FAMILIES:
+            raise _unserved(model_type, bundle.config)
         with closing(bundle.open_weights()) as source:
-            loader = WeightLoader(source, compute_mode, device)
-            model: Model = family.load(bundle.config, loader)
-            loader.finish()
+            return build(bundle.config, source, compute_mode, device, on_load=on_load)
+    except BundleError as error:
+        if str(bundle.path) in error.message or bundle.model_id in error.message:
+            raise
+        raise type(error)(f"{bundle.model_id}: {error.message}") from None
     finally:
         release_team()  # the engine computes on a thread of its own
+
+
+def build(
+    config: Mapping[str, Any],
+    source: WeightSource,
+    mode: ComputeMode,
+    device: str = "cpu",
+    *,
+    on_load: QuantizeOnLoad | None = None,
+) -> Model:
+    """The network of a config whose `model_type` is one of `FAMILIES`.
+
+    Names, shapes and types of all tensors are checked before the first is read.
+    """
+    family = import_module(f"osaurus.models.{FAMILIES[str(config['model_type'])]}")
+    schemes = read_schemes(config)
+    check = ShapeLoader(source, mode, schemes)
+    family.load(config, check)
+    check.finish()
+    loader = WeightLoader(source, mode, device, schemes=schemes, on_load=on_load)
+    model: Model = family.load(config, loader)
+    loader.finish()
     return model
+
+
+def _unserved(model_type: str, config: Mapping[str, Any]) -> UnsupportedBundle:
+    served = ", ".join(sorted(FAMILIES))
+    if config.get("auto_map"):
+        return UnsupportedBundle(
+            f"model_type {model_type!r} needs Python code from its repository (auto_map in "
+            f"config.json), and code of a bundle is never run (served natively: {served})"
+        )
+    return UnsupportedBundle(f"model_type {model_type!r} is not supported yet (served: {served})")
