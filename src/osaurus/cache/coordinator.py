@@ -88,13 +88,17 @@ class CacheCoordinator:
         if not self.is_enabled:
             return CachedSequence.off(self._pool.block_tokens)
         mode = self._kv_mode if hints.kv_mode is None else hints.kv_mode
+        size = self._pool.block_tokens
+        boundaries = self.states.boundaries(len(prompt), hints.stable_tokens)
+        ends = [n // size * size for n in (hints.stable_tokens, len(prompt) - 1)]
         sequence = CachedSequence(
             namespace=namespace_of(self._key, hints, policy_salt(mode, None)),
             serial=next(self._serials),
-            block_tokens=self._pool.block_tokens,
+            block_tokens=size,
             prompt_tokens=len(prompt),
             exact_until=len(prompt) - 1,
-            boundaries=self.states.boundaries(len(prompt), hints.stable_tokens),
+            boundaries=boundaries,
+            lasting=tuple(b for b in boundaries if b in ends and hints.media_salt is None),
         )
         sequence.extend(prompt)
         return sequence
@@ -276,6 +280,29 @@ class CacheCoordinator:
             keys = self._lookup.own_keys(sequence)
             self.index.forget(keys)
             self.states.forget(keys)
+
+    def replay_of(self, sequence: CachedSequence) -> CachedSequence | None:
+        """A finished request's prompt up to the last of its lasting boundaries that has no
+        snapshot; None when all have one, and where such replays are switched off. The tokens
+        of media do not tell their state: prompts with any have no lasting boundaries."""
+        size = self._pool.block_tokens
+        missing = [b for b in sequence.lasting if not self._has_state(sequence, b // size - 1)]
+        if not missing or not self.config.rederive:
+            return None
+        return CachedSequence(
+            namespace=sequence.namespace,
+            serial=next(self._serials),
+            block_tokens=size,
+            prompt_tokens=missing[-1] + 1,
+            exact_until=missing[-1],
+            boundaries=tuple(missing),
+            digests=sequence.digests[: missing[-1] // size],
+        )
+
+    def _has_state(self, sequence: CachedSequence, index: int) -> bool:
+        keys = self._lookup.snapshot_keys(sequence, index)
+        on_disk = self._queue is not None and any(map(self._queue.has_snapshot, keys))
+        return on_disk or self._lookup.has_snapshot(sequence, index)
 
     # Storing, in small pieces between steps.
 

@@ -89,6 +89,11 @@ def snapshot_digest(key: bytes) -> bytes:
     return framed_digest("state1", key)
 
 
+def snapshot_record_key(key: bytes) -> str:
+    """The key of that snapshot's record."""
+    return snapshot_digest(key).hex()[:32]
+
+
 def generated_digest(digest: bytes) -> bytes:
     """The key of a block's other form: keys and values that decode rows made, or that were
     computed on top of such. They may differ from prefill's in the last bits."""

@@ -95,12 +95,21 @@ class PrefixLookup:
                 yield length
             return
         has_snapshot = has_snapshot or self.has_snapshot
+        last = self._reach(sequence, first, last, blocks_of)
         for length in range(last, first, -1):
             # Asked for each: a window's blocks may be there for a longer prefix only.
             if has_snapshot(sequence, length - 1) and length == self._longest(
                 sequence, first, length, tables, blocks_of
             ):
                 yield length
+
+    def _reach(self, sequence: CachedSequence, first: int, last: int, blocks_of: BlocksOf) -> int:
+        """How far full attention has its blocks without a gap."""
+        full = self._index.full_groups
+        index = first if full else last
+        while index < last and all(blocks_of(sequence, index)[group] is not None for group in full):
+            index += 1
+        return index
 
     def _longest(
         self,

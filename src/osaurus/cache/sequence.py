@@ -23,6 +23,7 @@ class CachedSequence:
     prompt_tokens: int
     exact_until: int
     boundaries: tuple[int, ...] = ()  #: tokens after which prefill takes a snapshot of state
+    lasting: tuple[int, ...] = ()  #: of those, ends that later prompts are likely to pass
     digests: list[bytes] = field(default_factory=list)
     labelled: int = 0  #: blocks that were offered to the index
     proven: int = 0  #: of those, blocks whose values are known to be finite

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from osaurus.cache.blocks import BlockPool
-from osaurus.cache.key import snapshot_digest
+from osaurus.cache.key import snapshot_digest, snapshot_record_key
 from osaurus.cache.lookup import PrefixLookup
 from osaurus.cache.prefix import PrefixIndex
 from osaurus.cache.runs import RUN_TOKENS, Run, part_key, parts_of
@@ -49,7 +49,7 @@ class StoredSnapshot:
 
     @property
     def record_key(self) -> str:
-        return snapshot_digest(self.key).hex()[:32]
+        return snapshot_record_key(self.key)
 
     def nbytes(self, pool: BlockPool) -> int:
         return self.snapshot.nbytes
@@ -98,6 +98,10 @@ class StoreQueue:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def has_snapshot(self, key: bytes) -> bool:
+        """Whether the state after a block is on disk or on its way."""
+        return self._disk.contains(snapshot_record_key(key))
 
     @property
     def can_store(self) -> bool:

@@ -24,6 +24,7 @@ from osaurus.engine.client import Mailbox, Stream
 from osaurus.engine.decode_threads import DecodeThreads
 from osaurus.engine.memory import keep_heap_pages, trim_heap
 from osaurus.engine.pools import build_pools
+from osaurus.engine.rederive import Rederiver
 from osaurus.engine.request import Phase, Request, choices_of, refusal_of
 from osaurus.engine.reuse import PrefixReuse
 from osaurus.engine.runner import Runner
@@ -100,6 +101,7 @@ class BatchEngine:
         self._vocab_size = model.vocab_size
         self._runner = Runner(model, self.pool, self.states.slots)
         self._reuse = PrefixReuse(self.scheduler, self.cache, self._report)
+        self._rederiver = Rederiver(self.scheduler, self.cache)
         self._token_bytes = token_bytes
         self._gate = gate
         self._clock = clock
@@ -252,7 +254,8 @@ class BatchEngine:
             return not self._shutting_down
 
     def _has_work(self) -> bool:
-        return bool(self.scheduler.active or self.scheduler.waiting)
+        requests = self.scheduler.active or self.scheduler.waiting
+        return bool(requests) or self._rederiver.has_work
 
     def _apply_operations(self) -> None:
         with self._lock:
@@ -271,6 +274,7 @@ class BatchEngine:
                 return
             self._admit()
             self._restore()
+            self._rederiver.settle()
             self._decode()
             self._prefill()
         self.cache.store_next()
@@ -423,8 +427,9 @@ class BatchEngine:
             return
         now = self._clock()
         self.scheduler.learn_chunk_time(span.count, now - start)
-        self.stats = self.stats.plus(prefill_tokens=span.count)
         request = span.request
+        fed = "rederived_tokens" if request.is_replay else "prefill_tokens"
+        self.stats = self.stats.plus(**{fed: span.count})
         request.last_progress_at = now
         self.scheduler.fed(span)
         self._report(
@@ -486,6 +491,8 @@ class BatchEngine:
         try:
             self.cache.finished(request.cached, store=reason != "cancelled")
             self.scheduler.remove(request)
+            if reason != "cancelled":
+                self._rederiver.offer(request)
         finally:
             request.mailbox.mark_drained()
         self.stats = self.stats.plus(

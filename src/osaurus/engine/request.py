@@ -57,6 +57,7 @@ class Request:
     cached: CachedSequence
     submitted_at: float
     fork_source: Request | None = None
+    is_replay: bool = False  #: prefill for the cache's sake; nobody listens
     state_slot: int = NO_SLOT  #: held exactly while active
     codes_kv: bool = True  #: the middle of its keys and values may be compressed
     coded_until: int = 0  #: blocks before this index are coded, or exact for good
