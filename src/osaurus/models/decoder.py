@@ -14,8 +14,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from osaurus.kernels.rope import RotaryTable
+from osaurus.kernels.rope import RotaryTable, inverse_frequencies
 from osaurus.models.base import ForwardBatch, ForwardOutput, LayerMemory
+from osaurus.models.fields import DecoderConfig
+from osaurus.models.layers import RmsNorm, load_head
 from osaurus.models.loading import WeightLoader
 from osaurus.quant.linear import Embedding
 from osaurus.topology.base import LayerTopology
@@ -113,3 +115,40 @@ class DecoderModel:
         rows = hidden.index_select(0, batch.logits_rows)
         logits = self._head.logits(self._norm(rows, torch.float32))
         return ForwardOutput(logits=self._finish(logits) if self._finish else logits, taps=taps)
+
+
+def load_decoder(
+    config: DecoderConfig,
+    loader: WeightLoader,
+    blocks: Sequence[Block],
+    *,
+    norm: Callable[[Tensor, torch.dtype], Tensor] | None = None,
+    rotary: Sequence[RotaryTable] | None = None,
+    finish: Callable[[Tensor], Tensor] | None = None,
+) -> DecoderModel:
+    """The usual frame around a family's blocks: `model.embed_tokens`, `model.norm` (an RMS
+    norm unless given), `lm_head`, one rotary table (unless given)."""
+    shape = (config.vocab_size, config.hidden_size)
+    embed = loader.embedding("model.embed_tokens.weight", *shape)
+    if norm is None:
+        norm = RmsNorm(loader, "model.norm", config.hidden_size, config.rms_norm_eps)
+    if rotary is None:
+        rotary = [rotary_table(config, loader)]
+    return DecoderModel(
+        loader,
+        vocab_size=config.vocab_size,
+        max_context_tokens=config.max_position_embeddings,
+        embed=embed,
+        blocks=blocks,
+        norm=norm,
+        head=load_head(loader, embed, shape, config.tie_word_embeddings),
+        rotary=rotary,
+        finish=finish,
+    )
+
+
+def rotary_table(config: DecoderConfig, loader: WeightLoader) -> RotaryTable:
+    frequencies, factor = inverse_frequencies(
+        config.rotary_dim, config.rope_theta, config.rope_scaling, config.max_position_embeddings
+    )
+    return RotaryTable(frequencies, factor, loader.device)

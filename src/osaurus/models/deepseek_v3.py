@@ -20,17 +20,16 @@ import torch
 from torch import Tensor
 
 from osaurus.kernels.linear import linear_heads
-from osaurus.kernels.rope import RotaryTable, apply_rope, inverse_frequencies
+from osaurus.kernels.rope import apply_rope
 from osaurus.models.base import ForwardBatch, LayerMemory
-from osaurus.models.decoder import Angles, DecoderModel
+from osaurus.models.decoder import Angles, DecoderModel, load_decoder
 from osaurus.models.experts import SharedMoe, SigmoidRouting
-from osaurus.models.fields import head_counts, refuse, require_counts, rope_settings
+from osaurus.models.fields import DecoderConfig, common_fields, require_counts
 from osaurus.models.layers import (
     GatedMlp,
     RmsNorm,
     attend,
     half_split_rows,
-    load_head,
     load_reordered,
     skip_draft_layers,
     store,
@@ -44,66 +43,33 @@ LATENT_NORM_EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeepseekV3Config:
+class DeepseekV3Config(DecoderConfig):
     """Published spellings. `scale` is what queries are multiplied by."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
     q_lora_rank: int | None
     kv_lora_rank: int
     qk_nope_head_dim: int
-    qk_rope_head_dim: int
     v_head_dim: int
-    rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: Mapping[str, Any] | None
     rope_interleave: bool
     scale: float
-    max_position_embeddings: int
-    tie_word_embeddings: bool
     first_k_dense_replace: int
     routing: SigmoidRouting
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> DeepseekV3Config:
         """Raises `UnsupportedBundle` naming a field that is missing or cannot be served."""
-        require_counts(
-            config,
-            [
-                "vocab_size",
-                "hidden_size",
-                "intermediate_size",
-                "num_hidden_layers",
-                "kv_lora_rank",
-                "qk_nope_head_dim",
-                "qk_rope_head_dim",
-                "v_head_dim",
-            ],
-        )
-        refuse(config, "hidden_act", ["silu"])
-        heads, _ = head_counts(config)
-        theta, scaling, _ = rope_settings(config)
+        names = ["kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"]
+        require_counts(config, names)
+        nope, rope = config["qk_nope_head_dim"], config["qk_rope_head_dim"]
+        common = common_fields({**config, "head_dim": rope}, {"max_position_embeddings": 4096})
         return cls(
-            vocab_size=config["vocab_size"],
-            hidden_size=config["hidden_size"],
-            intermediate_size=config["intermediate_size"],
-            num_hidden_layers=config["num_hidden_layers"],
-            num_attention_heads=heads,
+            **common,
             q_lora_rank=config.get("q_lora_rank"),
             kv_lora_rank=config["kv_lora_rank"],
-            qk_nope_head_dim=config["qk_nope_head_dim"],
-            qk_rope_head_dim=config["qk_rope_head_dim"],
+            qk_nope_head_dim=nope,
             v_head_dim=config["v_head_dim"],
-            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-            rope_theta=theta,
-            rope_scaling=scaling,
             rope_interleave=bool(config.get("rope_interleave", True)),
-            scale=_scale(config["qk_nope_head_dim"] + config["qk_rope_head_dim"], scaling),
-            max_position_embeddings=int(config.get("max_position_embeddings") or 4096),
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            scale=_scale(nope + rope, common["rope_scaling"]),
             first_k_dense_replace=int(config.get("first_k_dense_replace", 3)),
             routing=SigmoidRouting.from_dict(config),
         )
@@ -124,7 +90,7 @@ class LatentAttention:
     def __init__(self, config: DeepseekV3Config, loader: WeightLoader, prefix: str) -> None:
         hidden, rank = config.hidden_size, config.q_lora_rank
         self._heads, self._latent = config.num_attention_heads, config.kv_lora_rank
-        self._nope, self._rope = config.qk_nope_head_dim, config.qk_rope_head_dim
+        self._nope, self._rope = config.qk_nope_head_dim, config.rotary_dim
         self._scale, self._dtype = config.scale, loader.dtype
         width = self._latent + self._rope
         self.topology = LatentTopology(
@@ -229,29 +195,13 @@ class DeepseekV3Block:
 def load(config: Mapping[str, Any], loader: WeightLoader) -> DecoderModel:
     settings = DeepseekV3Config.from_dict(config)
     skip_draft_layers(loader, config)
-    shape = (settings.vocab_size, settings.hidden_size)
-    embed = loader.embedding("model.embed_tokens.weight", *shape)
-    frequencies, factor = inverse_frequencies(
-        settings.qk_rope_head_dim,
-        settings.rope_theta,
-        settings.rope_scaling,
-        settings.max_position_embeddings,
-    )
-    return DecoderModel(
-        loader,
-        vocab_size=settings.vocab_size,
-        max_context_tokens=settings.max_position_embeddings,
-        embed=embed,
-        blocks=[
-            DeepseekV3Block(
-                settings,
-                loader,
-                f"model.layers.{layer}",
-                sparse=layer >= settings.first_k_dense_replace,
-            )
-            for layer in range(settings.num_hidden_layers)
-        ],
-        norm=RmsNorm(loader, "model.norm", settings.hidden_size, settings.rms_norm_eps),
-        head=load_head(loader, embed, shape, settings.tie_word_embeddings),
-        rotary=[RotaryTable(frequencies, factor, loader.device)],
-    )
+    blocks = [
+        DeepseekV3Block(
+            settings,
+            loader,
+            f"model.layers.{layer}",
+            sparse=layer >= settings.first_k_dense_replace,
+        )
+        for layer in range(settings.num_hidden_layers)
+    ]
+    return load_decoder(settings, loader, blocks)

@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from osaurus.errors import UnsupportedBundle
 from osaurus.kernels.rope import RotaryTable, apply_rope, inverse_frequencies
 from osaurus.models.base import ForwardBatch, LayerMemory
 from osaurus.models.decoder import Angles, DecoderModel
-from osaurus.models.fields import head_counts, refuse, require_counts
+from osaurus.models.fields import head_counts, layer_windows, refuse, require_counts
 from osaurus.models.layers import (
     GatedMlp,
     RmsNorm,
@@ -95,23 +94,9 @@ class Gemma3Config:
             tie_word_embeddings=bool(config.get("tie_word_embeddings", True)),
             final_logit_softcapping=float(cap) if cap else None,
             norms_include_one=bool(config.get("norms_include_one", False)),
-            windows=_windows(config),
+            windows=layer_windows(config, int(config.get("sliding_window_pattern") or PATTERN)),
             ropes=_ropes(config),
         )
-
-
-def _windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
-    """Each layer's window: `layer_types`, else every `sliding_window_pattern`th is global."""
-    layers = int(config["num_hidden_layers"])
-    pattern = int(config.get("sliding_window_pattern") or PATTERN)
-    types = config.get("layer_types") or [
-        "sliding_attention" if (layer + 1) % pattern else "full_attention"
-        for layer in range(layers)
-    ]
-    if len(types) != layers or set(types) - set(THETAS):
-        raise UnsupportedBundle(f"config.json: layer_types {sorted(set(types))}")
-    window = int(config["sliding_window"])
-    return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
 def _ropes(config: Mapping[str, Any]) -> tuple[tuple[float, Mapping[str, Any] | None], ...]:

@@ -15,71 +15,40 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from osaurus.kernels.rope import RotaryTable, apply_rope, inverse_frequencies
+from osaurus.kernels.rope import apply_rope
 from osaurus.models.base import ForwardBatch, LayerMemory
-from osaurus.models.decoder import Angles, DecoderModel
-from osaurus.models.fields import head_counts, refuse, require_counts, rope_settings
+from osaurus.models.decoder import Angles, DecoderModel, load_decoder
+from osaurus.models.fields import DecoderConfig, common_fields
 from osaurus.models.layers import (
     GatedMlp,
     RmsNorm,
     attend,
     half_split_rows,
-    load_head,
     load_reordered,
     store,
 )
 from osaurus.models.loading import WeightLoader
 from osaurus.topology.base import AttentionTopology
 
-#: The part of a head that turns, where the config leaves it out.
-PARTIAL_ROTARY = 0.5
+#: What published configs may leave out.
+DEFAULTS = {
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1.5625e-07,
+    "max_position_embeddings": 131_072,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Glm4Config:
+class Glm4Config(DecoderConfig):
     """Published spellings."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: Mapping[str, Any] | None
-    rotary_dim: int
-    max_position_embeddings: int
-    tie_word_embeddings: bool
     has_post_norms: bool
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Glm4Config:
         """Raises `UnsupportedBundle` naming a field that is missing or cannot be served."""
-        require_counts(
-            config, ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"]
-        )
-        refuse(config, "hidden_act", ["silu"])
-        heads, kv_heads = head_counts(config)
-        head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
-        theta, scaling, partial = rope_settings({"partial_rotary_factor": PARTIAL_ROTARY, **config})
-        return cls(
-            vocab_size=config["vocab_size"],
-            hidden_size=config["hidden_size"],
-            intermediate_size=config["intermediate_size"],
-            num_hidden_layers=config["num_hidden_layers"],
-            num_attention_heads=heads,
-            num_key_value_heads=kv_heads,
-            head_dim=head_dim,
-            rms_norm_eps=float(config.get("rms_norm_eps", 1.5625e-07)),
-            rope_theta=theta,
-            rope_scaling=scaling,
-            rotary_dim=int(head_dim * partial),
-            max_position_embeddings=int(config.get("max_position_embeddings") or 131_072),
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-            has_post_norms=config.get("model_type") != "glm",
-        )
+        has_post_norms = config.get("model_type") != "glm"
+        return cls(**common_fields(config, DEFAULTS), has_post_norms=has_post_norms)
 
 
 class Glm4Block:
@@ -145,24 +114,8 @@ def _normed(out: Tensor, norm: RmsNorm | None) -> Tensor:
 
 def load(config: Mapping[str, Any], loader: WeightLoader) -> DecoderModel:
     settings = Glm4Config.from_dict(config)
-    shape = (settings.vocab_size, settings.hidden_size)
-    embed = loader.embedding("model.embed_tokens.weight", *shape)
-    frequencies, factor = inverse_frequencies(
-        settings.rotary_dim,
-        settings.rope_theta,
-        settings.rope_scaling,
-        settings.max_position_embeddings,
-    )
-    return DecoderModel(
-        loader,
-        vocab_size=settings.vocab_size,
-        max_context_tokens=settings.max_position_embeddings,
-        embed=embed,
-        blocks=[
-            Glm4Block(settings, loader, f"model.layers.{layer}")
-            for layer in range(settings.num_hidden_layers)
-        ],
-        norm=RmsNorm(loader, "model.norm", settings.hidden_size, settings.rms_norm_eps),
-        head=load_head(loader, embed, shape, settings.tie_word_embeddings),
-        rotary=[RotaryTable(frequencies, factor, loader.device)],
-    )
+    blocks = [
+        Glm4Block(settings, loader, f"model.layers.{layer}")
+        for layer in range(settings.num_hidden_layers)
+    ]
+    return load_decoder(settings, loader, blocks)

@@ -15,43 +15,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from osaurus.kernels.rope import RotaryTable, apply_rope, inverse_frequencies
+from osaurus.kernels.rope import apply_rope
 from osaurus.models.base import ForwardBatch, LayerMemory
-from osaurus.models.decoder import Angles, DecoderModel
+from osaurus.models.decoder import Angles, DecoderModel, load_decoder
 from osaurus.models.experts import SharedMoe, SigmoidRouting
-from osaurus.models.fields import head_counts, refuse, require_counts, rope_settings
+from osaurus.models.fields import DecoderConfig, common_fields
 from osaurus.models.layers import (
     GatedMlp,
     RmsNorm,
     attend,
-    load_head,
     skip_draft_layers,
     store,
 )
 from osaurus.models.loading import WeightLoader
 from osaurus.topology.base import AttentionTopology
 
-#: The part of a head that turns, where the config leaves it out.
-PARTIAL_ROTARY = 0.5
+#: What published configs may leave out.
+DEFAULTS = {
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 131_072,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Glm4MoeConfig:
+class Glm4MoeConfig(DecoderConfig):
     """Published spellings."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: Mapping[str, Any] | None
-    rotary_dim: int
-    max_position_embeddings: int
-    tie_word_embeddings: bool
     use_qk_norm: bool
     first_k_dense_replace: int
     routing: SigmoidRouting
@@ -59,27 +49,8 @@ class Glm4MoeConfig:
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Glm4MoeConfig:
         """Raises `UnsupportedBundle` naming a field that is missing or cannot be served."""
-        require_counts(
-            config, ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"]
-        )
-        refuse(config, "hidden_act", ["silu"])
-        heads, kv_heads = head_counts(config)
-        head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
-        theta, scaling, partial = rope_settings({"partial_rotary_factor": PARTIAL_ROTARY, **config})
         return cls(
-            vocab_size=config["vocab_size"],
-            hidden_size=config["hidden_size"],
-            intermediate_size=config["intermediate_size"],
-            num_hidden_layers=config["num_hidden_layers"],
-            num_attention_heads=heads,
-            num_key_value_heads=kv_heads,
-            head_dim=head_dim,
-            rms_norm_eps=float(config.get("rms_norm_eps", 1e-5)),
-            rope_theta=theta,
-            rope_scaling=scaling,
-            rotary_dim=int(head_dim * partial),
-            max_position_embeddings=int(config.get("max_position_embeddings") or 131_072),
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            **common_fields(config, DEFAULTS),
             use_qk_norm=bool(config.get("use_qk_norm", False)),
             first_k_dense_replace=int(config.get("first_k_dense_replace", 1)),
             routing=SigmoidRouting.from_dict(config),
@@ -144,29 +115,13 @@ class Glm4MoeBlock:
 def load(config: Mapping[str, Any], loader: WeightLoader) -> DecoderModel:
     settings = Glm4MoeConfig.from_dict(config)
     skip_draft_layers(loader, config)
-    shape = (settings.vocab_size, settings.hidden_size)
-    embed = loader.embedding("model.embed_tokens.weight", *shape)
-    frequencies, factor = inverse_frequencies(
-        settings.rotary_dim,
-        settings.rope_theta,
-        settings.rope_scaling,
-        settings.max_position_embeddings,
-    )
-    return DecoderModel(
-        loader,
-        vocab_size=settings.vocab_size,
-        max_context_tokens=settings.max_position_embeddings,
-        embed=embed,
-        blocks=[
-            Glm4MoeBlock(
-                settings,
-                loader,
-                f"model.layers.{layer}",
-                sparse=layer >= settings.first_k_dense_replace,
-            )
-            for layer in range(settings.num_hidden_layers)
-        ],
-        norm=RmsNorm(loader, "model.norm", settings.hidden_size, settings.rms_norm_eps),
-        head=load_head(loader, embed, shape, settings.tie_word_embeddings),
-        rotary=[RotaryTable(frequencies, factor, loader.device)],
-    )
+    blocks = [
+        Glm4MoeBlock(
+            settings,
+            loader,
+            f"model.layers.{layer}",
+            sparse=layer >= settings.first_k_dense_replace,
+        )
+        for layer in range(settings.num_hidden_layers)
+    ]
+    return load_decoder(settings, loader, blocks)

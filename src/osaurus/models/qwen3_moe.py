@@ -16,31 +16,20 @@ import torch
 from torch import Tensor
 
 from osaurus.kernels.moe import route_softmax, router_scores
-from osaurus.kernels.rope import RotaryTable, apply_rope, inverse_frequencies
+from osaurus.kernels.rope import apply_rope
 from osaurus.models.base import ForwardBatch, LayerMemory
-from osaurus.models.decoder import Angles, DecoderModel
+from osaurus.models.decoder import Angles, DecoderModel, load_decoder
 from osaurus.models.experts import Experts
-from osaurus.models.fields import head_counts, refuse, require_counts, rope_settings
-from osaurus.models.layers import GatedMlp, RmsNorm, attend, load_head, store
+from osaurus.models.fields import DecoderConfig, common_fields, require_counts
+from osaurus.models.layers import GatedMlp, RmsNorm, attend, store
 from osaurus.models.loading import WeightLoader
 from osaurus.topology.base import AttentionTopology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Qwen3MoeConfig:
+class Qwen3MoeConfig(DecoderConfig):
     """Published spellings. `sparse[i]` says that layer i has experts."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: Mapping[str, Any] | None
-    max_position_embeddings: int
-    tie_word_embeddings: bool
     sliding_window: int | None
     num_experts: int
     num_experts_per_tok: int
@@ -51,39 +40,13 @@ class Qwen3MoeConfig:
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Qwen3MoeConfig:
         """Raises `UnsupportedBundle` naming a field that is missing or cannot be served."""
-        config = {
-            **config,
-            "num_experts": config.get("num_experts", config.get("num_local_experts")),
-        }
-        require_counts(
-            config,
-            [
-                "vocab_size",
-                "hidden_size",
-                "intermediate_size",
-                "num_hidden_layers",
-                "num_experts",
-                "num_experts_per_tok",
-                "moe_intermediate_size",
-            ],
-        )
-        refuse(config, "hidden_act", ["silu"])
-        heads, kv_heads = head_counts(config)
-        theta, scaling, _ = rope_settings(config)
+        experts = config.get("num_experts", config.get("num_local_experts"))
+        config = {**config, "num_experts": experts}
+        require_counts(config, ["num_experts", "num_experts_per_tok", "moe_intermediate_size"])
         step, dense = int(config.get("decoder_sparse_step", 1)), config.get("mlp_only_layers") or ()
         windowed = config.get("use_sliding_window") and config.get("sliding_window")
         return cls(
-            vocab_size=config["vocab_size"],
-            hidden_size=config["hidden_size"],
-            intermediate_size=config["intermediate_size"],
-            num_attention_heads=heads,
-            num_key_value_heads=kv_heads,
-            head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
-            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-            rope_theta=theta,
-            rope_scaling=scaling,
-            max_position_embeddings=int(config.get("max_position_embeddings") or 32768),
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            **common_fields(config, {"max_position_embeddings": 32768}),
             sliding_window=int(config["sliding_window"]) if windowed else None,
             num_experts=config["num_experts"],
             num_experts_per_tok=config["num_experts_per_tok"],
@@ -171,24 +134,8 @@ class Qwen3MoeBlock:
 
 def load(config: Mapping[str, Any], loader: WeightLoader) -> DecoderModel:
     settings = Qwen3MoeConfig.from_dict(config)
-    shape = (settings.vocab_size, settings.hidden_size)
-    embed = loader.embedding("model.embed_tokens.weight", *shape)
-    frequencies, factor = inverse_frequencies(
-        settings.head_dim,
-        settings.rope_theta,
-        settings.rope_scaling,
-        settings.max_position_embeddings,
-    )
-    return DecoderModel(
-        loader,
-        vocab_size=settings.vocab_size,
-        max_context_tokens=settings.max_position_embeddings,
-        embed=embed,
-        blocks=[
-            Qwen3MoeBlock(settings, loader, f"model.layers.{layer}", sparse)
-            for layer, sparse in enumerate(settings.sparse)
-        ],
-        norm=RmsNorm(loader, "model.norm", settings.hidden_size, settings.rms_norm_eps),
-        head=load_head(loader, embed, shape, settings.tie_word_embeddings),
-        rotary=[RotaryTable(frequencies, factor, loader.device)],
-    )
+    blocks = [
+        Qwen3MoeBlock(settings, loader, f"model.layers.{layer}", sparse)
+        for layer, sparse in enumerate(settings.sparse)
+    ]
+    return load_decoder(settings, loader, blocks)
