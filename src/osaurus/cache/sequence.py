@@ -61,6 +61,8 @@ class CachedSequence:
 
     def forked_from(self, source: CachedSequence, num_tokens: int) -> None:
         """The request shares the first `num_tokens` of a sibling of the same prompt."""
+        if self.is_off:
+            return
         self.exact_until = min(self.exact_until, source.exact_until)
         self.labelled = num_tokens // self.block_tokens
         self.matched_tokens, self.detail = source.matched_tokens, source.detail

@@ -181,9 +181,10 @@ def test_a_pool_that_runs_dry_costs_time_only(family: str) -> None:
     close(engine)
 
 
+@pytest.mark.parametrize("paged", ["auto", "off"])
 @each_family
-def test_choices_fork_with_a_state_of_their_own(family: str) -> None:
-    engine = engine_of(build(family))
+def test_choices_fork_with_a_state_of_their_own(family: str, paged: Any) -> None:
+    engine = engine_of(build(family), CacheConfig(use_paged_cache=paged))
     prompt = words(50)
     asked = ask("r", prompt, n=2, seed=40, temperature=1.0)
     results = run(engine, *engine.generate(asked))
