@@ -137,7 +137,11 @@ class Scheduler:
                 if not self._free_some(request):
                     return False
             self.coder.code(request, index)
-        return len(backlog) <= BLOCKS_A_STEP
+        if not 1 < len(backlog) <= BLOCKS_A_STEP:
+            return len(backlog) <= 1
+        # The end of a prompt's worth of blocks: their exact pages are worth returning now.
+        self.pool.give_back_pages()
+        return True
 
     def plan_prefill(self) -> RowSpan | None:
         """The next chunk of the prefilling request whose turn it is."""
