@@ -129,6 +129,49 @@ VARIANTS: dict[str, dict[str, Any]] = {
         rope_interleave=False,
         attention_bias=True,
     ),
+    "smollm3": dict(family="smollm3", no_rope_layers=[1, 0, 1], pad_token_id=0),
+    "smollm3 window": dict(
+        family="smollm3",
+        pad_token_id=0,
+        no_rope_layer_interval=2,
+        use_sliding_window=True,
+        sliding_window=24,
+        attention_bias=True,
+        mlp_bias=False,
+        tie_word_embeddings=False,
+    ),
+    "olmo2": dict(family="olmo2"),
+    "olmo3": dict(
+        family="olmo3",
+        sliding_window=24,
+        layer_types=[f"{kind}_attention" for kind in ("sliding", "full", "sliding")],
+        rope_parameters=dict(
+            full_attention=dict(
+                rope_type="yarn",
+                rope_theta=500000.0,
+                factor=8.0,
+                original_max_position_embeddings=64,
+                attention_factor=1.2,
+            ),
+            sliding_attention=dict(rope_type="default", rope_theta=500000.0),
+        ),
+    ),
+    "phi3": dict(family="phi3", pad_token_id=0, sliding_window=40),
+    "phi3 partial": dict(
+        family="phi3",
+        pad_token_id=0,
+        hidden_size=192,
+        tie_word_embeddings=True,
+        rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.75),
+    ),
+    "ernie4_5": dict(family="ernie4_5", head_dim=32, use_bias=True),
+    "cohere2": dict(
+        family="cohere2",
+        sliding_window=24,
+        layer_types=[f"{kind}_attention" for kind in ("sliding", "full", "sliding")],
+        logit_scale=0.25,
+        pad_token_id=0,
+    ),
 }
 
 LENGTHS = (70, 33, 1, 49)

@@ -42,6 +42,18 @@ class RmsNorm:
         return rms_norm(x, self.weight, self.eps, dtype)
 
 
+class CentredNorm:
+    """The same of x less its mean, without a bias (LayerNorm, arXiv:1607.06450)."""
+
+    def __init__(self, loader: WeightLoader, name: str, size: int, eps: float) -> None:
+        self.weight = loader.vector(f"{name}.weight", size)
+        self.eps = eps
+
+    def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """x: [..., size] float32; returns the same shape in `dtype`."""
+        return rms_norm(x - x.mean(dim=-1, keepdim=True), self.weight, self.eps, dtype)
+
+
 class GatedMlp:
     """down(activation(gate(x)) * up(x)), gate and up as one product (arXiv:2002.05202)."""
 

@@ -32,6 +32,12 @@ FAMILIES = {
     "glm": "glm4",
     "glm4": "glm4",
     "glm4_moe": "glm4_moe",
+    "smollm3": "smollm3",
+    "olmo2": "olmo3",
+    "olmo3": "olmo3",
+    "phi3": "phi3",
+    "ernie4_5": "ernie4_5",
+    "cohere2": "cohere2",
 }
 
 
