@@ -102,7 +102,7 @@ class PackedIntegers:
             )
         scale = stored["weight_scale"].clone()
         if "weight_zero_point" in stored:
-            zeros = unpack(bytes_of(stored["weight_zero_point"].t()), self.bits)
+            zeros = unpack(bytes_of(stored["weight_zero_point"].t()), self.bits).t()
         else:
             zeros = scale.new_full((1, 1), 1 << (self.bits - 1))
         return with_zero_points(
