@@ -50,6 +50,8 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
         config["rope_scaling"] = scaling
     if name == "gemma3":
         config |= _gemma3(read, config)
+    if name == "qwen3moe":
+        config |= _experts(read)
     for key, target in (
         ("bos", "bos_token_id"),
         ("eos", "eos_token_id"),
@@ -167,11 +169,15 @@ def _vocab_size(file: GgufFile) -> int:
     return len(file.metadata.get("tokenizer.ggml.tokens", ()))
 
 
+#: Model types whose experts are read from a GGUF.
+_WITH_EXPERTS = ("qwen3_moe",)
+
+
 def _refuse_what_we_lack(read: _Reader, config: dict[str, Any]) -> None:
-    if read.optional_integer("expert_count"):
+    if read.optional_integer("expert_count") and config["model_type"] not in _WITH_EXPERTS:
         raise UnsupportedBundle(
-            f"{read.file.path}: a mixture of experts in GGUF form is not supported; "
-            "use the model's safetensors form instead"
+            f"{read.file.path}: a mixture of experts in GGUF form is not supported for this "
+            "architecture; use the model's safetensors form instead"
         )
     rotary = read.optional_integer("rope.dimension_count") or config["head_dim"]
     if rotary != config["head_dim"]:
@@ -182,6 +188,14 @@ def _refuse_what_we_lack(read: _Reader, config: dict[str, Any]) -> None:
             f"{read.file.path}: keys of {config['head_dim']} and values of {value_length} numbers "
             "in one head are not supported for this architecture"
         )
+
+
+def _experts(read: _Reader) -> dict[str, Any]:
+    return {
+        "num_experts": read.integer("expert_count"),
+        "num_experts_per_tok": read.integer("expert_used_count"),
+        "moe_intermediate_size": read.integer("expert_feed_forward_length"),
+    }
 
 
 #: Layers of the one published size whose attention is not scaled by its head size.
@@ -210,6 +224,10 @@ def _gemma3(read: _Reader, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rope_scaling(file: GgufFile, read: _Reader, config: dict[str, Any]) -> dict[str, Any] | None:
+    if "rope_factors_long.weight" in file.tensors:
+        raise UnsupportedBundle(
+            f"{file.path}: rope scaling 'longrope' (rope_factors_long.weight) is not supported"
+        )
     kind = read.value("rope.scaling.type")
     factor = read.optional_number("rope.scaling.factor")
     if kind in (None, "none"):

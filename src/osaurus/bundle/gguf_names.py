@@ -37,6 +37,23 @@ _GEMMA_NORMS = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+#: Experts of a layer in three axes; MLX's names for the same.
+_EXPERTS = {
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.switch_mlp.gate_proj",
+    "ffn_up_exps": "mlp.switch_mlp.up_proj",
+    "ffn_down_exps": "mlp.switch_mlp.down_proj",
+}
+#: Phi stores q, k and v as one matrix, gate and up as another.
+_PHI = {
+    "attn_norm": "input_layernorm",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+    "ffn_down": "mlp.down_proj",
+}
 
 #: Not weights: rotary factors that `gguf_config.py` turns into `rope_scaling`.
 ROPE_TENSORS = frozenset(
@@ -69,6 +86,13 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "qwen3": GgufArchitecture(
         model_type="qwen3", rope_interleaved=False, block={**_ATTENTION, **_QK_NORM, **_MLP}
     ),
+    "qwen3moe": GgufArchitecture(
+        model_type="qwen3_moe",
+        rope_interleaved=False,
+        block={**_ATTENTION, **_QK_NORM, **_EXPERTS},
+        config={"norm_topk_prob": True},
+    ),
+    "phi3": GgufArchitecture(model_type="phi3", rope_interleaved=False, block=_PHI),
     "gemma3": GgufArchitecture(
         model_type="gemma3_text",
         rope_interleaved=False,

@@ -114,15 +114,7 @@ class LatentAttention:
             self._q_norm = RmsNorm(loader, f"{prefix}.q_a_layernorm", rank, LATENT_NORM_EPS)
             self._q_up = load_reordered(loader, [f"{prefix}.q_b_proj"], [q_order], [queries], rank)
         self._kv_norm = RmsNorm(loader, f"{prefix}.kv_a_layernorm", self._latent, LATENT_NORM_EPS)
-        up = loader.matrix(
-            f"{prefix}.kv_b_proj.weight",
-            (self._heads * (self._nope + config.v_head_dim), self._latent),
-        )
-        if isinstance(up, GroupedWeight):
-            up = up.dequantize(loader.dtype)
-        up = up.view(self._heads, self._nope + config.v_head_dim, self._latent)
-        self._up_keys = up[:, : self._nope].contiguous()  # [H, Dn, L]
-        self._up_values = up[:, self._nope :].transpose(1, 2).contiguous()  # [H, L, Dv]
+        self._up_keys, self._up_values = _up_projections(config, loader, prefix)
         self._out = loader.linear([f"{prefix}.o_proj"], [hidden], self._heads * config.v_head_dim)
 
     @property
@@ -155,6 +147,29 @@ class LatentAttention:
         if self._q_norm is not None and self._q_up is not None:
             q = self._q_up(self._q_norm(q.float(), self._dtype), small)
         return q.reshape(x.shape[0], self._heads, self._nope + self._rope)
+
+
+def _up_projections(
+    config: DeepseekV3Config, loader: WeightLoader, prefix: str
+) -> tuple[Tensor, Tensor]:
+    """From the latent to keys [H, Dn, L] and to values [H, L, Dv], dense: one stored matrix
+    of all heads, or two stacks as MLX keeps them, keys in the absorbed direction."""
+    heads, latent = config.num_attention_heads, config.kv_lora_rank
+    nope, v_dim = config.qk_nope_head_dim, config.v_head_dim
+    if loader.has(f"{prefix}.embed_q.weight"):
+        keys = loader.stack(f"{prefix}.embed_q.weight", (heads, latent, nope))
+        values = loader.stack(f"{prefix}.unembed_out.weight", (heads, v_dim, latent))
+        up_keys = torch.stack([_dense(key, loader.dtype) for key in keys]).transpose(1, 2)
+        up_values = torch.stack([_dense(value, loader.dtype) for value in values])
+    else:
+        stored = loader.matrix(f"{prefix}.kv_b_proj.weight", (heads * (nope + v_dim), latent))
+        both = _dense(stored, loader.dtype).view(heads, nope + v_dim, latent)
+        up_keys, up_values = both.split([nope, v_dim], dim=1)
+    return up_keys.contiguous(), up_values.transpose(1, 2).contiguous()
+
+
+def _dense(weight: GroupedWeight | Tensor, dtype: torch.dtype) -> Tensor:
+    return weight.dequantize(dtype) if isinstance(weight, GroupedWeight) else weight
 
 
 class DeepseekV3Block:

@@ -65,6 +65,55 @@ def test_each_architecture_says_how_its_rotary_pairs_lie(
     assert config["attention_bias"] is bias
 
 
+def test_gemma3_says_what_its_metadata_leaves_to_the_reader(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "x.gguf", "gemma3", arch__attention__sliding_window=128)
+    assert config["model_type"] == "gemma3_text"
+    assert config["norms_include_one"]
+    assert config["hidden_activation"] == "gelu_pytorch_tanh"
+    assert config["query_pre_attn_scalar"] == config["head_dim"] == 16
+    assert config["rope_local_base_freq"] == 10000.0
+    assert config["sliding_window_pattern"] == 6
+
+
+def test_gemma3_27b_scales_queries_by_its_width(tmp_path: Path) -> None:
+    config = config_of(
+        tmp_path / "x.gguf", "gemma3", arch__block_count=62, arch__attention__key_length=32
+    )
+    assert config["query_pre_attn_scalar"] == 64 // 4
+
+
+def test_gemma3s_layers_may_be_listed_and_its_local_base_stored(tmp_path: Path) -> None:
+    config = config_of(
+        tmp_path / "x.gguf",
+        "gemma3",
+        arch__attention__sliding_window_pattern=[True, False],
+        arch__rope__freq_base_swa=20000.0,
+        arch__final_logit_softcapping=30.0,
+    )
+    assert config["layer_types"] == ["sliding_attention", "full_attention"]
+    assert config["rope_local_base_freq"] == 20000.0
+    assert config["final_logit_softcapping"] == 30.0
+
+
+def test_qwen3s_experts_are_counted(tmp_path: Path) -> None:
+    config = config_of(
+        tmp_path / "x.gguf",
+        "qwen3moe",
+        arch__expert_count=8,
+        arch__expert_used_count=2,
+        arch__expert_feed_forward_length=48,
+    )
+    assert config["model_type"] == "qwen3_moe"
+    counts = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
+    assert [config[name] for name in counts] == [8, 2, 48, True]
+
+
+def test_frequencies_by_prompt_length_are_refused(tmp_path: Path) -> None:
+    tensors = {**gguf_tensors(), "rope_factors_long.weight": np.ones(8, np.float32)}
+    with pytest.raises(UnsupportedBundle, match="longrope"):
+        config_of(tmp_path / "x.gguf", "phi3", tensors=tensors)
+
+
 def test_an_own_output_matrix_means_untied(tmp_path: Path) -> None:
     config = config_of(tmp_path / "x.gguf", tensors=gguf_tensors(tied=False))
     assert config["tie_word_embeddings"] is False
@@ -177,7 +226,7 @@ def test_what_no_config_can_say_is_refused_with_the_key(
 
 def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     write_gguf(tmp_path / "x.gguf", gguf_metadata("gpt9"), architecture="gpt9")
-    with pytest.raises(UnsupportedBundle, match=r"'gpt9' .*llama, qwen2, qwen3"):
+    with pytest.raises(UnsupportedBundle, match=r"'gpt9' .*llama, .*qwen2, qwen3"):
         config_from_gguf(read_gguf(tmp_path / "x.gguf"))
 
 

@@ -101,6 +101,62 @@ def test_stacked_experts_are_the_same_experts(tmp_path: Path, change: Any) -> No
     assert _answer(tmp_path) == expected
 
 
+def _as_mlx_latents(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    for layer in range(3):
+        prefix = f"model.layers.{layer}.self_attn"
+        up = tensors.pop(f"{prefix}.kv_b_proj.weight").view(6, 16 + 16, 32)
+        tensors[f"{prefix}.embed_q.weight"] = up[:, :16].transpose(1, 2)
+        tensors[f"{prefix}.unembed_out.weight"] = up[:, 16:]
+    return tensors
+
+
+def test_up_projections_that_mlx_took_apart_are_the_same(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "deepseek_v3", **LATENT)
+    expected = _answer(tmp_path)
+    _rewrite(tmp_path, _as_mlx_latents)
+    assert _answer(tmp_path) == expected
+
+
+def _quantized(weight: Tensor, group: int = 32) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """4-bit MLX form of [E, N, K]: packed codes, scales, biases, and what they stand for."""
+    groups = weight.unflatten(-1, (-1, group))
+    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    scale = (high - low) / 15
+    codes = ((groups - low) / scale).round().clamp(0, 15)
+    values = (codes * scale + low).flatten(-2)
+    eights = codes.flatten(-2).long().unflatten(-1, (-1, 8))
+    packed = (eights << (4 * torch.arange(8))).sum(-1)
+    return packed.to(torch.uint32), scale.squeeze(-1), low.squeeze(-1), values
+
+
+def test_stacked_experts_may_be_quantized(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "qwen3_moe", **MOE)
+    plain: dict[str, Tensor] = {}
+
+    def quantize(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        tensors = _as_switch(tensors)
+        for name in [name for name in tensors if ".switch_mlp." in name]:
+            packed, scales, biases, values = _quantized(tensors.pop(name))
+            path = name.removesuffix(".weight")
+            plain[name] = values
+            tensors |= {name: packed, f"{path}.scales": scales, f"{path}.biases": biases}
+        return tensors
+
+    _rewrite(tmp_path, quantize)
+    _reconfigure(tmp_path, lambda c: {**c, "quantization": {"group_size": 32, "bits": 4}})
+    answer = _answer(tmp_path)
+    _rewrite(
+        tmp_path,
+        lambda tensors: {
+            name: plain.get(name, tensor)
+            for name, tensor in tensors.items()
+            if not (".switch_mlp." in name and name.endswith(("scales", "biases")))
+        },
+    )
+    _reconfigure(tmp_path, lambda c: {k: v for k, v in c.items() if k != "quantization"})
+    assert _answer(tmp_path) == answer
+
+
 def test_layers_that_predict_further_tokens_are_left(tmp_path: Path) -> None:
     save_tiny(tmp_path, "deepseek_v3", **LATENT)
     expected = _answer(tmp_path)
