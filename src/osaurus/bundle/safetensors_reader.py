@@ -213,6 +213,17 @@ def _read_index(index: Path) -> dict[str, str]:
     return weight_map
 
 
+def _refuse_link_out(folder: Path, shard: Path) -> None:
+    """Links may lead into the bundle, and from a snapshot of the hub's cache to its blobs."""
+    home = folder.resolve()
+    if home.parent.name == "snapshots":
+        home = home.parents[1]
+    if shard.is_file() and not shard.resolve().is_relative_to(home):
+        raise UnsupportedBundle(
+            f"{shard}: a link that leads out of the bundle; put the file itself there"
+        )
+
+
 def _is_plain_name(name: str) -> bool:
     return (
         name.endswith(".safetensors") and not set(name) & set("/\\:\0") and not name.startswith(".")
@@ -221,6 +232,8 @@ def _is_plain_name(name: str) -> bool:
 
 def _plan_from_index(folder: Path, weight_map: dict[str, str]) -> WeightPlan:
     named = sorted(set(weight_map.values()))
+    for name in named:
+        _refuse_link_out(folder, folder / name)
     missing = [name for name in named if not (folder / name).is_file()]
     if missing:
         return _plan_with_stale_names(folder, weight_map, missing)

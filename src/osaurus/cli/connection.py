@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from osaurus.cli.client import ServerClient, configured_address
 from osaurus.cli.options import CacheChoice
 from osaurus.cli.terminal import say
+from osaurus.types.weights import QuantizeOnLoad
 
 
 @contextmanager
@@ -20,16 +21,17 @@ def connect(
     address: str | None,
     assume_yes: bool,
     cache: CacheChoice | None = None,
+    quantize: QuantizeOnLoad | None = None,
 ) -> Generator[ServerClient]:
     """A client of a server that should know `model`.
 
     An `address` given by the user is used as it is. Otherwise a missing model may be
-    downloaded first, after a question. `cache` is for a server of its own; another one has its
-    own settings, which is said.
+    downloaded first, after a question. `cache` and `quantize` are for a server of its own;
+    another one has its own settings, which is said.
     """
     cache = cache or CacheChoice()
     if address:
-        _mention_settings(cache)
+        _mention_settings(cache, quantize)
         with ServerClient(address) as client:
             yield client
         return
@@ -37,7 +39,7 @@ def connect(
         if client.health() is not None:
             if not client.has_model(model):
                 _offer(model, assume_yes)
-            _mention_settings(cache)
+            _mention_settings(cache, quantize)
             yield client
             return
     _offer(model, assume_yes)
@@ -47,16 +49,20 @@ def connect(
     from osaurus.types.engine import EngineConfig
 
     engine = EngineConfig(cache=cache.config)
-    source = BundleSource(LoadOptions(engine=engine, disk_cache=cache.on_disk))
+    source = BundleSource(LoadOptions(engine=engine, disk_cache=cache.on_disk, quantize=quantize))
     # Port 0: any free one. Nobody else's streams run there, so the end waits for none.
     config = ServerConfig(port=0, drain_s=0.0)
     with running_server(source, config) as own, ServerClient(own) as client:
         yield client
 
 
-def _mention_settings(cache: CacheChoice) -> None:
-    if cache != CacheChoice():
-        say("the cache flags have no effect: the server that answers has its own settings")
+def _mention_settings(cache: CacheChoice, quantize: QuantizeOnLoad | None) -> None:
+    for name, is_given in (
+        ("the cache flags have", cache != CacheChoice()),
+        ("--quantize has", quantize),
+    ):
+        if is_given:
+            say(f"{name} no effect: the server that answers has its own settings")
 
 
 def _offer(model: str, assume_yes: bool) -> None:

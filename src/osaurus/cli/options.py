@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from osaurus.errors import InvalidField
 from osaurus.types.cache import CacheConfig, KVMode
+from osaurus.types.weights import QuantizeOnLoad
 
 Json = Annotated[
     bool, Parameter(name="--json", show_default=False, help="Print JSON with stable keys.")
@@ -43,6 +44,13 @@ KvMode = Annotated[
         name="--kv-mode",
         help="How older keys and values are kept in memory: none, engine_selected, turbo(3,3), "
         "affine(8,64).",
+    ),
+]
+Quantize = Annotated[
+    QuantizeOnLoad | None,
+    Parameter(
+        name="--quantize",
+        help="Load matrices that are not quantized as 8- or 4-bit ones.",
     ),
 ]
 

@@ -22,6 +22,7 @@ from osaurus.cli.options import (
     KvCacheDir,
     KvMode,
     NoDiskCache,
+    Quantize,
     Server,
     Yes,
     cache_choice,
@@ -52,6 +53,7 @@ def run(
     kv_cache_dir: KvCacheDir = None,
     no_disk_cache: NoDiskCache = False,
     kv_mode: KvMode = None,
+    quantize: Quantize = None,
     stats: Stats = False,
     as_json: Json = False,
     yes: Yes = False,
@@ -93,7 +95,7 @@ def run(
         if value is not None
     }
     cache = cache_choice(kv_cache_dir, no_disk_cache, kv_mode)
-    with connect(model, address=server, assume_yes=yes, cache=cache) as client:
+    with connect(model, address=server, assume_yes=yes, cache=cache, quantize=quantize) as client:
         if is_conversation:
             _converse(client, model, options, system=system, shows_stats=stats)
             return EXIT_OK

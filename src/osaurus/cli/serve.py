@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from osaurus.cli.client import configured_host_and_port
-from osaurus.cli.options import KvCacheDir, KvMode, NoDiskCache, cache_choice
+from osaurus.cli.options import KvCacheDir, KvMode, NoDiskCache, Quantize, cache_choice
 from osaurus.cli.terminal import say
 from osaurus.errors import InvalidField
 
@@ -29,6 +29,7 @@ def serve(
     max_concurrent: int = 8,
     max_context: int | None = None,
     compute_mode: Literal["bfloat16", "float32"] = "bfloat16",
+    quantize: Quantize = None,
     device: str = "auto",
     kv_cache_dir: KvCacheDir = None,
     no_disk_cache: NoDiskCache = False,
@@ -79,6 +80,7 @@ def serve(
 
     options = LoadOptions(
         compute_mode=compute_mode,
+        quantize=quantize,
         device=device,
         engine=EngineConfig(
             max_batch_size=max_concurrent, max_context_tokens=max_context, cache=cache.config

@@ -24,8 +24,9 @@ from osaurus.quant.linear import (
     fused_linear,
     grouped_embedding,
 )
-from osaurus.quant.on_load import QuantizeOnLoad, can_quantize, quantize
+from osaurus.quant.on_load import can_quantize, quantize
 from osaurus.quant.schemes import Schemes
+from osaurus.types.weights import QuantizeOnLoad
 
 ComputeMode = Literal["float32", "bfloat16"]
 

@@ -11,8 +11,8 @@ from osaurus.errors import BundleError, UnsupportedBundle
 from osaurus.kernels.openmp import release_team
 from osaurus.models.base import Model
 from osaurus.models.loading import ComputeMode, ShapeLoader, WeightLoader
-from osaurus.quant.on_load import QuantizeOnLoad
 from osaurus.quant.schemes import read_schemes
+from osaurus.types.weights import QuantizeOnLoad
 
 if TYPE_CHECKING:
     from osaurus.bundle.bundle import Bundle

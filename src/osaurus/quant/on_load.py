@@ -7,14 +7,11 @@ compute with the very same weights.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from osaurus.quant.grouped import GroupedWeight, slab_rows
-
-QuantizeOnLoad = Literal["int8", "int4"]
+from osaurus.types.weights import QuantizeOnLoad
 
 #: Bits and group size of each choice.
 FORMS: dict[QuantizeOnLoad, tuple[int, int]] = {"int8": (8, 64), "int4": (4, 32)}

@@ -20,6 +20,7 @@ from osaurus.runtime.gate import DeviceGate
 from osaurus.runtime.model import Listing, LoadedModel
 from osaurus.settings.paths import kv_cache_dir
 from osaurus.types.engine import EngineConfig
+from osaurus.types.weights import QuantizeOnLoad
 
 if TYPE_CHECKING:
     from osaurus.models.loading import ComputeMode
@@ -34,9 +35,13 @@ class LoadOptions:
     With `disk_cache` reusable prefixes of all models are kept in one directory, so that one
     share of the disk bounds them together: `engine.cache.disk_dir` where that is set, else the
     user's (`settings/paths.py`). Without it none are kept on disk.
+
+    `quantize` turns matrices that a bundle stores in plain numbers into 8- or 4-bit ones;
+    what is stored quantized stays as it is.
     """
 
     compute_mode: ComputeMode = "bfloat16"
+    quantize: QuantizeOnLoad | None = None
     device: str = "auto"
     engine: EngineConfig = field(default_factory=EngineConfig)
     disk_cache: bool = True
@@ -91,14 +96,19 @@ class BundleSource:
             logger.warning("%s: %s", listing.model_id, note)
         gate = self._gates.setdefault(device, DeviceGate())
         with gate.hold(f"load:{listing.model_id}"):
-            model = load_model(bundle, compute_mode=self._options.compute_mode, device=device)
+            model = load_model(
+                bundle,
+                compute_mode=self._options.compute_mode,
+                device=device,
+                on_load=self._options.quantize,
+            )
         engine = BatchEngine(
             model,
             config=self._options.resolved_engine(),
             token_bytes=tokenizer.token_bytes,
             gate=partial(gate.hold, f"gen:{listing.model_id}"),
             name=listing.model_id,
-            identity=model_identity(bundle),
+            identity=_identity(model_identity(bundle), self._options.quantize),
         )
         return LoadedModel(
             model_id=listing.model_id,
@@ -112,6 +122,11 @@ class BundleSource:
             stop_texts=bundle.stop_strings,
             needs_stable_boundary=resumes_at_snapshots(model.layers_topology),
         )
+
+
+def _identity(of_bundle: str, quantize: QuantizeOnLoad | None) -> str:
+    """What a model's stored keys and values are known by: other weights compute other ones."""
+    return f"{of_bundle}+{quantize}" if quantize else of_bundle
 
 
 def _resolve_device(name: str) -> str:

@@ -116,6 +116,7 @@ def test_serve_announces_its_address_and_ends_cleanly_when_told(number: int) -> 
         (["--max-concurrent", "0"], "--max-concurrent"),
         (["--port", "70000"], "65535"),
         (["--compute-mode", "int1"], "compute-mode"),
+        (["--quantize", "int3"], "quantize"),
         (["--kv-mode", "turbo(9,9)"], "--kv-mode: kv mode turbo(9,9): key and value bits"),
         (["--kv-mode", "tiny"], "write none, engine_selected, turbo(3,3) or affine(8,64)"),
         (["--kv-cache-dir", "/dev/null"], "--kv-cache-dir: /dev/null is no directory"),
