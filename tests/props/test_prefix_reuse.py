@@ -144,7 +144,7 @@ class Talk:
 @kinds_and_seeds(3)
 @pytest.mark.parametrize("blocks", [None, 55], ids=["room", "tight"])
 def test_conversations_answer_as_without_a_cache(
-    model: Model, seed: int, blocks: int | None
+    model: Model, kind: str, seed: int, blocks: int | None
 ) -> None:
     settings: dict[str, Any] = {}
     config = CacheConfig(snapshot_interval=24)
@@ -158,7 +158,7 @@ def test_conversations_answer_as_without_a_cache(
         probe.shutdown()
     engine, talk = engine_of(model, config, **settings), Talk(model, seed)
     hits = 0
-    for turn in range(12):
+    for turn in range(8 if kind in OTHERS else 12):
         prompts = [talk.prompt() for _ in range(talk.rng.choice([1, 1, 2, 3, 4]))]
         counts = [talk.rng.randrange(1, 30) for _ in prompts]
         streams = [
