@@ -129,3 +129,15 @@ def test_the_share_of_unused_prefixes_is_bounded() -> None:
     assert pool.cached_bytes <= pool.cached_limit_bytes
     assert index.get(b"d") is not None
     _check(pool, index)
+
+
+def test_nothing_is_kept_of_tokens_without_blocks() -> None:
+    pool = _pool()
+    index = PrefixIndex(pool)
+    assert index.put(b"a", [None, None], maker=1) == [None, None]
+    assert len(index) == 0
+    without_groups = BlockPool([], block_tokens=4, budget_bytes=0, dtype=torch.float32)
+    assert (without_groups.total_blocks, without_groups.free_blocks) == (0, 0)
+    assert without_groups.can_allocate([])
+    assert PrefixIndex(without_groups).put(b"a", [], maker=1) == []
+    without_groups.check()
