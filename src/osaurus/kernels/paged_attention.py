@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from osaurus.kernels.products import batched_product
+
 #: Prefill keys are padded to a multiple of this: the CPU kernel's own tile.
 KEY_TILE = 512
 #: Prefill queries are padded to a multiple of this: a lone last row would take another kernel.
@@ -92,28 +94,45 @@ def plan_decode(
 
 
 def decode_attention(
-    q: Tensor, storage: Tensor, plan: DecodePlan, k_dim: int, latent_dim: int | None = None
+    q: Tensor,
+    storage: Tensor,
+    plan: DecodePlan,
+    k_dim: int,
+    latent_dim: int | None = None,
+    *,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Softmax attention of each row over its own blocks, in float32.
 
-    q: [T, H, Dk] float32, already scaled. Returns [T, H, Dv] float32.
+    q: [T, H, Dk] float32, already scaled. Returns [T, H, Dv] float32. `softcap` c turns a score
+    s into c * tanh(s / c); `sinks` [H] float32 are scores that take weight and give no value.
     """
     rows, heads, _ = q.shape
     _, kv_heads, block, width = storage.shape
     pairs, per_kv = plan.pair_block.numel(), heads // kv_heads
     kv = storage.index_select(0, plan.pair_block).float().view(pairs * kv_heads, block, width)
     queries = q.view(rows, kv_heads, per_kv, k_dim).index_select(0, plan.pair_row)
-    scores = torch.bmm(
+    scores = batched_product(
         queries.view(pairs * kv_heads, per_kv, k_dim), kv[..., :k_dim].transpose(1, 2)
     )
     scores = scores.view(pairs, kv_heads, per_kv, block)
+    if softcap is not None:
+        scores.div_(softcap).tanh_().mul_(softcap)
     scores.masked_fill_(plan.hidden, float("-inf"))
     best = _by_row(scores.amax(-1), "max", plan)
+    if sinks is not None:
+        best = torch.maximum(best, sinks.view(kv_heads, per_kv))
     weights = torch.exp(scores.sub_(best.index_select(0, plan.pair_row).unsqueeze(-1)))
     v_from, v_end = (k_dim, width) if latent_dim is None else (0, latent_dim)
     v_dim = v_end - v_from
-    values = torch.bmm(weights.view(pairs * kv_heads, per_kv, block), kv[..., v_from:v_end])
+    values = batched_product(
+        weights.view(pairs * kv_heads, per_kv, block), kv[..., v_from:v_end]
+    )
     total = _by_row(weights.sum(-1), "sum", plan)
+    if sinks is not None:
+        # In double, then rounded: a few exponentials differ by where a row lies in memory.
+        total = total + (sinks.view(kv_heads, per_kv) - best).double().exp().float()
     summed = _by_row(values.view(pairs, kv_heads, per_kv, v_dim), "sum", plan)
     return (summed / total.unsqueeze(-1)).view(rows, heads, v_dim)
 

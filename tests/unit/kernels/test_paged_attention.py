@@ -100,6 +100,22 @@ def test_a_decode_row_has_the_same_bits_in_any_company(case: tuple, threads: int
         torch.set_num_threads(before)
 
 
+def test_a_lone_product_has_the_bits_of_one_among_several() -> None:
+    """One kv head and one block: the row's scores are a single matrix, which torch would
+    split over its threads in another way."""
+    slots = _Slots((6, 1, 96, 96, 32, None), [30, 20], torch.float32, seed=3)
+    q = torch.randn(2, 6, 96, generator=torch.Generator().manual_seed(4))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        both = [slots.span(0, 29, 1), slots.span(1, 19, 1, start=1)]
+        together = decode_attention(q, slots.storage, plan_decode(both, 32, None, "cpu"), 96)
+        alone = decode_attention(q[:1], slots.storage, plan_decode(both[:1], 32, None, "cpu"), 96)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(together[:1], alone)
+
+
 def test_rows_verified_together_have_the_bits_of_single_rows() -> None:
     case = CASES[0]
     slots = _Slots(case, [300], torch.bfloat16, seed=3)
