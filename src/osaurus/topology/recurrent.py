@@ -51,12 +51,24 @@ def short_conv(channels: int, taps: int) -> StateTopology:
 
 
 def gated_delta(
-    channels: int, taps: int, value_heads: int, k_dim: int, v_dim: int
+    channels: int,
+    taps: int,
+    value_heads: int,
+    k_dim: int,
+    v_dim: int,
+    waiting: tuple[int, int] | None = None,
 ) -> StateTopology:
     """A gated delta network (arXiv:2412.06464): the convolution's window over `channels` and
-    one [k_dim, v_dim] matrix a value head."""
+    one [k_dim, v_dim] matrix a value head; with `waiting`, the shape of the tokens that the
+    matrix has not absorbed yet, and their number."""
     matrix = StateArray(name="state", shape=(value_heads, k_dim, v_dim))
-    return StateTopology(kind="gated_delta", arrays=(_window(channels, taps), matrix))
+    arrays = (_window(channels, taps), matrix)
+    if waiting is not None:
+        arrays += (
+            StateArray(name="waiting", shape=waiting),
+            StateArray(name="num_waiting", shape=(1,)),
+        )
+    return StateTopology(kind="gated_delta", arrays=arrays)
 
 
 def ssm(channels: int, taps: int, heads: int, head_dim: int, state_dim: int) -> StateTopology:
