@@ -16,6 +16,7 @@ from osaurus.bundle.weights import WeightSource
 from osaurus.errors import UnsupportedBundle
 from osaurus.models.stored import MatrixStore, StoredMatrix, missing, typed
 from osaurus.quant import gguf
+from osaurus.quant.dense import hollow
 from osaurus.quant.grouped import GroupedWeight, UndecodedWeight
 from osaurus.quant.linear import (
     DenseEmbedding,
@@ -183,6 +184,7 @@ class WeightLoader:
         def read(rows: slice) -> GroupedWeight:
             piece = self._decode(matrix, on_load, rows)
             assert isinstance(piece, GroupedWeight)  # as its first row was
+            self._store.release(matrix.name)
             return piece
 
         first = self._decode(matrix, on_load, slice(0, 1))
@@ -205,18 +207,18 @@ class WeightLoader:
 
 
 class ShapeLoader(WeightLoader):
-    """Checks what a family asks for against the bundle and hands out tensors without values:
-    a family that was loaded from this one has shown that the weights fit it, at the price of
-    some milliseconds and no memory."""
+    """Checks what a family asks for against the bundle and hands out hollow tensors: a family
+    that was loaded from this one has shown that the weights fit it, at the price of some
+    milliseconds and no memory to speak of."""
 
     def __init__(self, source: WeightSource, mode: ComputeMode, schemes: Schemes) -> None:
-        super().__init__(source, mode, "meta", schemes=schemes)
+        super().__init__(source, mode, schemes=schemes)
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if len(shape) != 2:
             return self._plain(name, shape, torch.float32)
         self._find(name, shape)
-        return torch.empty(shape, dtype=torch.float32, device="meta")
+        return hollow(shape, torch.float32)
 
     def is_copy(self, name: str, other: str) -> bool:
         return False  # values are not looked at; both must fit
@@ -230,12 +232,12 @@ class ShapeLoader(WeightLoader):
             raise missing(name)
         self._store.tensor(name, shape)
         self.skip(name)
-        return torch.empty(shape, dtype=dtype, device="meta")
+        return hollow(shape, dtype)
 
     def _decode(
         self, matrix: StoredMatrix, on_load: QuantizeOnLoad | None, rows: slice | None = None
     ) -> Tensor:
-        return torch.empty(matrix.shape, dtype=self.dtype, device="meta")
+        return hollow(matrix.shape, self.dtype)
 
     def _done(self, name: str, value: _T) -> _T:
         return value

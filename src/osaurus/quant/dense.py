@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from osaurus.kernels.linear import linear_rows, matmul_many
+
+
+def hollow(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor of that shape in the memory of one zero, for looking at shapes only. (torch's
+    `meta` device serves for the same, and imports 800 modules at its first concatenation.)"""
+    return torch.zeros((), dtype=dtype).expand(shape)
+
+
+def concat_rows(parts: Sequence[Tensor]) -> Tensor:
+    """Weights [N, K] of the same K below each other; of hollow ones, another such."""
+    if len(parts) == 1:
+        return parts[0]
+    if all(not any(part.stride()) for part in parts):
+        return hollow((sum(part.shape[0] for part in parts), parts[0].shape[1]), parts[0].dtype)
+    return torch.cat(list(parts))
 
 
 class DenseLinear:

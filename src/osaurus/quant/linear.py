@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from osaurus.kernels.linear import linear_rows
-from osaurus.quant.dense import DenseLinear
+from osaurus.quant.dense import DenseLinear, concat_rows
 from osaurus.quant.grouped import GroupedWeight, UndecodedWeight, concat
 from osaurus.quant.packed import HALF_GROUP, PackedLinear, UnpackedLinear, can_pack
 
@@ -109,7 +109,7 @@ def fused_linear(
     if len(groups) == len(weights) and all(groups[0].can_join(other) for other in groups):
         return grouped_linear(concat(groups), _join_biases(weights, biases))
     if len(dense) == len(weights):
-        return DenseLinear(torch.cat(dense), _join_biases(weights, biases))
+        return DenseLinear(concat_rows(dense), _join_biases(weights, biases))
     return JoinedLinear([fused_linear([w], [b]) for w, b in zip(weights, biases, strict=True)])
 
 

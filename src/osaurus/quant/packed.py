@@ -55,7 +55,6 @@ class PackedLinear:
             )
         self._bias = bias
         self._fill(weight.slabs())
-        self._scale_zero = self._kernel_scales()
         if self._group == HALF_GROUP:
             signs = torch.ones(k // HALF_GROUP, HALF_GROUP, dtype=torch.bfloat16)
             signs[1::2] = -1
@@ -64,8 +63,12 @@ class PackedLinear:
     def _fill(self, slabs: Iterator[GroupedWeight]) -> None:
         """Pack slab by slab, and turn scales to [G, N]: the order in which both the kernel and
         the dequantizer walk."""
-        self._packed = torch.empty(
-            self._padded, self._planes * self.in_features // 2, dtype=torch.uint8
+        n, k = self._padded, self.in_features
+        self._packed = torch.empty(n, self._planes * k // 2, dtype=torch.uint8)
+        groups = k // max(self._group, 2 * HALF_GROUP)
+        self._scale_zero = tuple(
+            torch.empty(self._planes * groups, n, 2, dtype=torch.bfloat16)
+            for _ in range(2 if self._group == HALF_GROUP else 1)
         )
         scales: list[Tensor] = []
         offsets: list[Tensor] = []
@@ -73,35 +76,39 @@ class PackedLinear:
         for slab in slabs:
             slab = slab.with_group_size(self._group)
             last = start + slab.shape[0] == self.out_features
-            padding = self._padded - self.out_features if last else 0
-            codes = F.pad(slab.codes + self._raised, (0, 0, 0, padding))
+            padding = n - self.out_features if last else 0
+            codes = slab.codes + self._raised if self._raised else slab.codes
+            if padding:
+                codes = F.pad(codes, (0, 0, 0, padding))
             if self._low:
                 codes = torch.cat([codes >> self._low, codes & ((1 << self._low) - 1)], dim=1)
-            end = start + codes.shape[0]
-            self._packed[start:end] = quant_matmul.pack(codes)
-            scales.append(F.pad(slab.scale.t(), (0, padding)))
-            bias = slab.bias
+            scale, bias = slab.scale, slab.bias
             if self._raised:
-                bias = bias.float() - self._raised * slab.scale.float()
+                bias = bias.float() - self._raised * scale.float()
+            scales.append(F.pad(scale.t(), (0, padding)))
             offsets.append(F.pad(bias.t(), (0, padding)))
-            start = end
+            rows = slice(start, start + codes.shape[0])
+            self._packed[rows] = quant_matmul.pack(codes)
+            made = self._kernel_scales(scales[-1].float(), offsets[-1].float())
+            for whole, part in zip(self._scale_zero, made, strict=True):
+                whole[:, rows] = part
+            start = rows.stop
         self._scale = torch.cat(scales, dim=1)
         self._offset = torch.cat(offsets, dim=1)
 
-    def _kernel_scales(self) -> tuple[Tensor, ...]:
-        """[G, N, 2] bfloat16 (scale, value of code 8) of each product, rounded around the middle
-        code so that the rounding of the scale does not shift the group as a whole."""
-        scale, offset = self._scale.float(), self._offset.float()
+    def _kernel_scales(self, scale: Tensor, offset: Tensor) -> tuple[Tensor, ...]:
+        """[G, N, 2] (scale, value of code 8) of each product from scale and offset [G, N], for
+        the middle code, so that rounding the scale does not shift the group as a whole."""
         middle = 8 << self._low
         pairs = [((1 << self._low) * scale, offset + middle * scale)]
         if self._low:
             pairs.append((scale, 8 * scale))
         planes = [torch.stack(pair, dim=-1) for pair in pairs]
         if self._group != HALF_GROUP:
-            return (torch.cat(planes).bfloat16(),)
+            return (torch.cat(planes),)
         first = torch.cat([plane[::2] for plane in planes])
         second = torch.cat([plane[1::2] for plane in planes])
-        return ((first + second) / 2).bfloat16(), ((first - second) / 2).bfloat16()
+        return (first + second) / 2, (first - second) / 2
 
     @property
     def nbytes(self) -> int:
