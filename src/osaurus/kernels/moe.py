@@ -47,11 +47,13 @@ def route_sigmoid(
     top_groups: int,
     normalize: bool,
     scale: float,
+    least_sum: float = 1e-20,
 ) -> tuple[Tensor, Tensor]:
     """Each expert scored by itself; `bias` [E] float32 shifts the choice, not the weights.
 
     Of G groups the `top_groups` with the best sum of two experts are open to a row. Returns
-    ([T, k] int64, [T, k] float32 weights times `scale`).
+    ([T, k] int64, [T, k] float32 weights times `scale`); with `normalize` a row's weights are
+    first divided by their sum and `least_sum`.
     """
     # In double, then rounded: exponentials of float32 differ by where a row lies in memory.
     gates = scores.double().sigmoid().float()
@@ -65,7 +67,7 @@ def route_sigmoid(
     experts = choice.topk(top_k, dim=-1).indices
     weights = gates.gather(1, experts)
     if normalize:
-        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + least_sum)
     return experts, weights * scale
 
 

@@ -125,13 +125,16 @@ def load_decoder(
     norm: Callable[[Tensor, torch.dtype], Tensor] | None = None,
     rotary: Sequence[RotaryTable] | None = None,
     finish: Callable[[Tensor], Tensor] | None = None,
+    prefix: str = "model",
+    head: str = "lm_head",
 ) -> DecoderModel:
     """The usual frame around a family's blocks: `model.embed_tokens`, `model.norm` (an RMS
-    norm unless given), `lm_head`, one rotary table (unless given)."""
-    shape = (config.vocab_size, config.hidden_size)
-    embed = loader.embedding("model.embed_tokens.weight", *shape)
+    norm unless given), `lm_head`, one rotary table (unless given). `prefix` and `head` are the
+    names of model and head where they are others."""
+    shape, embed_name = (config.vocab_size, config.hidden_size), f"{prefix}.embed_tokens.weight"
+    embed = loader.embedding(embed_name, *shape)
     if norm is None:
-        norm = RmsNorm(loader, "model.norm", config.hidden_size, config.rms_norm_eps)
+        norm = RmsNorm(loader, f"{prefix}.norm", config.hidden_size, config.rms_norm_eps)
     if rotary is None:
         rotary = [rotary_table(config, loader)]
     return DecoderModel(
@@ -141,7 +144,9 @@ def load_decoder(
         embed=embed,
         blocks=blocks,
         norm=norm,
-        head=load_head(loader, embed, shape, config.tie_word_embeddings),
+        head=load_head(
+            loader, embed, shape, config.tie_word_embeddings, embed_name, f"{head}.weight"
+        ),
         rotary=rotary,
         finish=finish,
     )

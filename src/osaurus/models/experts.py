@@ -18,7 +18,7 @@ from torch import Tensor
 from osaurus.errors import UnsupportedBundle
 from osaurus.kernels.moe import mix_experts, route_sigmoid, router_scores
 from osaurus.models.fields import refuse, require_counts
-from osaurus.models.layers import GatedMlp
+from osaurus.models.layers import MLP_NAMES, GatedMlp
 from osaurus.models.loading import WeightLoader
 from osaurus.quant.grouped import GroupedWeight
 from osaurus.quant.linear import Linear, fused_linear
@@ -28,10 +28,17 @@ class Experts:
     """E gated MLPs, of which each row asks the k that were chosen for it."""
 
     def __init__(
-        self, loader: WeightLoader, prefix: str, count: int, hidden: int, inner: int
+        self,
+        loader: WeightLoader,
+        prefix: str,
+        count: int,
+        hidden: int,
+        inner: int,
+        names: tuple[str, str, str] = MLP_NAMES,
     ) -> None:
-        """`prefix` is the MLP's: the experts' tensors lie under it."""
-        gate_up, down = _load(loader, prefix, count, hidden, inner)
+        """`prefix` is the MLP's: the experts' tensors lie under it. `names` are those of one
+        expert's gate, up and down."""
+        gate_up, down = _load(loader, prefix, count, hidden, inner, names)
         self._gate_up, self._down = gate_up, down
 
     @property
@@ -48,7 +55,12 @@ class Experts:
 
 
 def _load(
-    loader: WeightLoader, prefix: str, count: int, hidden: int, inner: int
+    loader: WeightLoader,
+    prefix: str,
+    count: int,
+    hidden: int,
+    inner: int,
+    names: tuple[str, str, str],
 ) -> tuple[list[Linear], list[Linear]]:
     """(gate and up side by side, down) of each expert."""
     fused = f"{prefix}.experts.gate_up_proj"
@@ -66,12 +78,10 @@ def _load(
         pairs = zip(gate, up, strict=True)
         return [fused_linear(pair, [None, None]) for pair in pairs], _linears(down)
     one = [f"{prefix}.experts.{expert}" for expert in range(count)]
+    gate, up, down = names
     return (
-        [
-            loader.linear([f"{name}.gate_proj", f"{name}.up_proj"], [inner, inner], hidden)
-            for name in one
-        ],
-        [loader.linear([f"{name}.down_proj"], [hidden], inner) for name in one],
+        [loader.linear([f"{path}.{gate}", f"{path}.{up}"], [inner, inner], hidden) for path in one],
+        [loader.linear([f"{path}.{down}"], [hidden], inner) for path in one],
     )
 
 

@@ -54,8 +54,15 @@ class CentredNorm:
         return rms_norm(x - x.mean(dim=-1, keepdim=True), self.weight, self.eps, dtype)
 
 
+#: The projections of a gated MLP, as most families store them.
+MLP_NAMES = ("gate_proj", "up_proj", "down_proj")
+
+
 class GatedMlp:
-    """down(activation(gate(x)) * up(x)), gate and up as one product (arXiv:2002.05202)."""
+    """down(activation(gate(x)) * up(x)), gate and up as one product (arXiv:2002.05202).
+
+    `names` are others that the bundle may have for gate, up and down.
+    """
 
     def __init__(
         self,
@@ -64,13 +71,15 @@ class GatedMlp:
         hidden: int,
         inner: int,
         activation: Callable[[Tensor], Tensor] = F.silu,
+        names: tuple[str, str, str] = MLP_NAMES,
     ) -> None:
+        gate, up, down = names if loader.has(f"{prefix}.{names[0]}.weight") else MLP_NAMES
         if loader.has(f"{prefix}.gate_up_proj.weight"):
             self._gate_up = loader.linear([f"{prefix}.gate_up_proj"], [2 * inner], hidden)
         else:
-            names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
-            self._gate_up = loader.linear(names, [inner, inner], hidden)
-        self._down = loader.linear([f"{prefix}.down_proj"], [hidden], inner)
+            pair = [f"{prefix}.{gate}", f"{prefix}.{up}"]
+            self._gate_up = loader.linear(pair, [inner, inner], hidden)
+        self._down = loader.linear([f"{prefix}.{down}"], [hidden], inner)
         self._activation = activation
 
     @property
@@ -184,3 +193,18 @@ def load_reordered(
             biases[i] = None if bias is None else bias[order]
         weights.append(weight)
     return fused_linear(weights, biases)
+
+
+def load_taps(loader: WeightLoader, name: str, channels: int, taps: int) -> tuple[Tensor, bool]:
+    """The weights of a depthwise convolution, [channels, taps] float32, and whether they are
+    stored MLX's way: [channels, taps, 1], where others have [channels, 1, taps]."""
+    try:
+        return loader.tensor(name, (channels, 1, taps)).squeeze(1), False
+    except UnsupportedBundle as error:
+        for shape in ((channels, taps, 1), (channels, taps)):
+            try:
+                stored = loader.tensor(name, shape)
+            except UnsupportedBundle:
+                continue
+            return stored.view(channels, taps), len(shape) == 3
+        raise error
