@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What compressed KV costs in quality: perplexity, top-1 agreement and KL against exact KV.
 
-usage: kv_quality.py [MODEL] [--tokens 2100] [--prompt 200] [--json FILE]
+usage: kv_quality.py [MODEL] [--tokens 2100] [--prompt 200] [--codecs NAME ...] [--json FILE]
 
 Teacher-forced as an answer is generated: the prompt is prefilled, then every token is a decode
 row; a block is coded as soon as it may be, after which its exact values are gone. Sinks, tail
@@ -26,9 +26,9 @@ from osaurus.bundle.bundle import open_bundle
 from osaurus.bundle.hub import find_model
 from osaurus.cache.blocks import BlockPool, BlockTable
 from osaurus.engine.batch import build_batch
+from osaurus.engine.runner import Runner
 from osaurus.engine.scheduler import RowSpan
-from osaurus.kernels.coded_attention import CodedPlan, CodedStorage, Span, coded_id, plan_coded
-from osaurus.models.base import ForwardBatch, LayerMemory, Model
+from osaurus.models.base import Model
 from osaurus.models.registry import load_model
 from osaurus.topology.base import AttentionTopology, group_layers
 from osaurus.topology.codecs.affine import AffineCodec
@@ -37,6 +37,7 @@ from osaurus.topology.codecs.turboquant import KeyEstimator, TurboQuantCodec
 
 BLOCK_TOKENS = 32
 ROWS = 8
+PREFILL_TOKENS = 512
 
 CodecFor = Callable[[AttentionTopology], KVCodec]
 
@@ -72,89 +73,76 @@ class Text:
 
     def __init__(self, tokens: list[int]) -> None:
         self.tokens = tokens
-        self.tables = [BlockTable(0)]
+        self.tables: list[BlockTable] = []
         self.num_tokens = len(tokens)
 
     def token_at(self, position: int) -> int:
         return self.tokens[position]
 
 
-class Session:
-    """A model over one pool whose blocks are coded by one codec, or by none."""
+class Rows:
+    """A model over one pool; layers with full attention have coded blocks, or none have."""
 
     def __init__(self, model: Model, codec_for: CodecFor | None) -> None:
         groups = group_layers(model.layers_topology)
-        if len(groups) != 1 or groups[0].topology.window is not None:
-            sys.exit("kv_quality: the model must have full attention in every layer")
-        topology = groups[0].topology
-        self._model = model
-        self._codec = None if codec_for is None else codec_for(topology)
-        self.pool = BlockPool(
-            groups, block_tokens=BLOCK_TOKENS, budget_bytes=1 << 30, dtype=model.kv_dtype
-        )
-        nbytes = 1 if self._codec is None else self._codec.block_bytes
-        shape = (len(groups[0].layers), 1000, topology.num_kv_heads, nbytes)
-        self._coded = torch.zeros(shape, dtype=torch.uint8)
-        self._num_coded = 0
-        self._memory = [
-            LayerMemory(
-                group=0,
-                storage=self.pool.layer_view(layer)[1],
-                coded=None
-                if self._codec is None
-                else CodedStorage(self._coded[layer], self._codec),
-            )
-            for layer in range(len(model.layers_topology))
+        codecs = [
+            codec_for(group.topology) if codec_for and group.topology.window is None else None
+            for group in groups
         ]
-        exact_bytes = self.pool.block_bytes[0]
-        coded_bytes = nbytes * topology.num_kv_heads * len(groups[0].layers)
-        self.token_bytes = (coded_bytes if self._codec else exact_bytes) // BLOCK_TOKENS
+        self._model = model
+        self.pool = BlockPool(
+            groups,
+            block_tokens=BLOCK_TOKENS,
+            budget_bytes=2 << 30,
+            dtype=model.kv_dtype,
+            codecs=codecs,
+        )
+        self._runner = Runner(model, self.pool)
+        self.token_bytes = 0
+        for index, size in enumerate(self.pool.block_bytes):
+            coded = self.pool.coded[index]
+            self.token_bytes += (size if coded is None else coded.block_bytes) // BLOCK_TOKENS
 
     @torch.inference_mode()
     def run(self, text: Any, prompt: int) -> tuple[torch.Tensor, list[float]]:
         """[tokens - prompt, V] logits of the rows after the prompt, and seconds of each step."""
-        text.tables[0].grow(len(text.tokens), self.pool)
-        span = RowSpan(text, 0, prompt)
-        batch = build_batch([span], self.pool, prefill=True, device=self._model.device)
-        self._model.forward(batch, self._memory)
+        text.tables = [BlockTable(group) for group in range(len(self.pool.groups))]
+        for table in text.tables:
+            table.grow(len(text.tokens), self.pool)
+        for first in range(0, prompt, PREFILL_TOKENS):
+            count = min(PREFILL_TOKENS, prompt - first)
+            self._runner.prefill(RowSpan(text, first, count))
         parts: list[torch.Tensor] = []
         seconds: list[float] = []
         for first in range(prompt, len(text.tokens), ROWS):
-            self._code(text.tables[0], first)
+            self._code(text.tables, first)
             count = min(ROWS, len(text.tokens) - first)
+            batch = build_batch(
+                [RowSpan(text, first, count)], self.pool, prefill=False, device=self._model.device
+            )
             start = time.perf_counter()
-            logits = self._model.forward(self._batch(text, first, count), self._memory).logits
+            logits = self._model.forward(
+                replace(batch, logits_rows=torch.arange(count)), self._runner.memory
+            ).logits
             seconds.append(time.perf_counter() - start)
             assert logits is not None
             parts.append(logits)
         return torch.cat(parts), seconds
 
-    def _batch(self, text: Any, first: int, count: int) -> ForwardBatch:
-        span = RowSpan(text, first, count)
-        batch = build_batch([span], self.pool, prefill=False, device=self._model.device)
-        blocks = text.tables[0].blocks
-        rows = Span(start=0, length=count, first_position=first, blocks=blocks, first_block=0)
-        plan = plan_coded([rows], BLOCK_TOKENS, self._model.device)
-        group = batch.groups[0]
-        if isinstance(plan, CodedPlan):
-            group = replace(group, decode=None, coded=plan)
-        return replace(batch, groups=(group,), logits_rows=torch.arange(count))
-
-    def _code(self, table: BlockTable, num_tokens: int) -> None:
-        if self._codec is None:
-            return
-        for index in codable_blocks(num_tokens, BLOCK_TOKENS):
-            block = table.blocks[index]
-            if block < 0:
+    def _code(self, tables: list[BlockTable], num_tokens: int) -> None:
+        for group, table in enumerate(tables):
+            if self.pool.coded[group] is None:
                 continue
-            exact = self.pool.storage[0][:, block]
-            if not self._codec.fits(exact).all():
-                print(f"block {index} does not fit and stays exact", file=sys.stderr)
-                continue
-            self._coded[:, self._num_coded] = self._codec.encode(exact)
-            exact.zero_()
-            table.blocks[index] = coded_id(self._num_coded)
-            self._num_coded += 1
+            for index in codable_blocks(num_tokens, BLOCK_TOKENS):
+                block = table.blocks[index]
+                if block < 0:
+                    continue
+                coded = self.pool.code(group, block)
+                if coded is None:
+                    print(f"block {index} does not fit and stays exact", file=sys.stderr)
+                    continue
+                table.blocks[index] = coded
+                self.pool.release(group, block)
 
 
 class Score:
@@ -198,6 +186,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="default")
     parser.add_argument("--tokens", type=int, default=2100)
     parser.add_argument("--prompt", type=int, default=200)
+    parser.add_argument("--codecs", nargs="+", choices=CODECS, default=list(CODECS))
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
 
@@ -212,13 +201,14 @@ def main() -> None:
     model = load_model(bundle, compute_mode="bfloat16")
     exact: list[torch.Tensor] = []
     results: list[dict[str, Any]] = []
-    for name, codec_for in CODECS.items():
+    for name in ["exact", *(n for n in arguments.codecs if n != "exact")]:
+        codec_for = CODECS[name]
         score = Score()
         token_bytes = 0
         for index, tokens in enumerate(texts):
-            session = Session(model, codec_for)
-            token_bytes = session.token_bytes
-            logits, seconds = session.run(Text(tokens), arguments.prompt)
+            rows = Rows(model, codec_for)
+            token_bytes = rows.token_bytes
+            logits, seconds = rows.run(Text(tokens), arguments.prompt)
             if codec_for is None:
                 exact.append(logits)
             score.add(logits, exact[index], tokens[arguments.prompt + 1 :])

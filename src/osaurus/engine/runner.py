@@ -21,29 +21,29 @@ class Runner:
         self._model = model
         self._pool = pool
         self._slots = slots or StatePool([], num_slots=0, max_tokens=0)
-        self._memory: list[LayerMemory] = []
+        self.memory: list[LayerMemory] = []
         self.bind()
 
     def bind(self) -> None:
         """Look up where each layer's memory lies; again when slots have been added."""
-        self._memory = []
+        self.memory = []
         for layer, topology in enumerate(self._model.layers_topology):
             group, storage, coded = -1, torch.empty(0), None
             if topology.paged is not None:
                 group, storage = self._pool.layer_view(layer)
                 coded = self._pool.coded_view(layer)
             state = self._slots.layer_view(layer)
-            self._memory.append(LayerMemory(group=group, storage=storage, state=state, coded=coded))
+            self.memory.append(LayerMemory(group=group, storage=storage, state=state, coded=coded))
 
     def decode(self, spans: Sequence[RowSpan]) -> Tensor | None:
         """Feed decode rows. Returns [L, V] float32 logits, one row for each span that
         reaches its request's end, in order; None when none does."""
         batch = self._batch(spans, prefill=False)
-        return self._model.forward(batch, self._memory).logits
+        return self._model.forward(batch, self.memory).logits
 
     def prefill(self, span: RowSpan) -> None:
         """Feed one chunk; its keys and values are in the pool on return."""
-        self._model.forward(self._batch([span], prefill=True), self._memory)
+        self._model.forward(self._batch([span], prefill=True), self.memory)
         if self._model.device.type == "cuda":
             torch.cuda.synchronize(self._model.device)  # its time and progress are then true
 
