@@ -12,21 +12,14 @@ from osaurus.cache.coordinator import CacheCoordinator
 from osaurus.cache.key import ModelKey
 from osaurus.cache.state_tier import StateTier
 from osaurus.models.base import Model
+from osaurus.settings.profiles import PROFILES
 from osaurus.topology.summary import observed, topology_tag
-from osaurus.types.cache import CacheConfig, KVMode, MemoryProfile
+from osaurus.types.cache import CacheConfig, KVMode
 
 if TYPE_CHECKING:
     from osaurus.cache.disk import DiskStore
 
 logger = logging.getLogger(__name__)
-
-#: Share of the machine's memory that prefixes which nobody uses may fill.
-PREFIX_SHARE: dict[MemoryProfile, float] = {
-    "performance": 0.20,
-    "balanced": 0.15,
-    "safe_auto": 0.15,
-    "strict": 0.10,
-}
 
 
 def open_cache(
@@ -46,8 +39,7 @@ def open_cache(
         topology=topology_tag(layers),
         block_tokens=pool.block_tokens,
     )
-    share = PREFIX_SHARE[config.memory_profile]
-    pool.cached_limit_bytes = min(pool.budget_bytes, int(share * psutil.virtual_memory().total))
+    pool.cached_limit_bytes = min(pool.budget_bytes, _prefix_limit(config))
     disk, why = _open_disk(config, identity)
     return CacheCoordinator(
         pool,
@@ -59,6 +51,16 @@ def open_cache(
         disk_off=why,
         topology=observed(layers),
     )
+
+
+def _prefix_limit(config: CacheConfig) -> int:
+    """Bytes that prefixes which nobody uses may fill."""
+    if config.prefix_max_bytes is not None:
+        return config.prefix_max_bytes
+    share = PROFILES[config.memory_profile].prefix_share
+    if config.prefix_percent is not None:
+        share = config.prefix_percent / 100
+    return int(share * psutil.virtual_memory().total)
 
 
 def _open_disk(config: CacheConfig, identity: str | None) -> tuple[DiskStore | None, str]:

@@ -37,7 +37,7 @@ class ModelRoot:
 def home(env: Environment = os.environ) -> Place:
     if (given := _given(env, "OSAURUS_HOME")) is not None:
         return Place(name="home", path=given, reason="OSAURUS_HOME")
-    return Place(name="home", path=_user_home(env) / ".osaurus", reason="the default")
+    return Place(name="home", path=user_home(env) / ".osaurus", reason="the default")
 
 
 def config_dir(env: Environment = os.environ) -> Place:
@@ -128,7 +128,7 @@ def model_roots(
             for path in _given_list(env, variable)
         ]
     roots += [ModelRoot(layout="folders", path=p, reason="the setting for folders") for p in extra]
-    legacy = _user_home(env) / "MLXModels"
+    legacy = user_home(env) / "MLXModels"
     roots.append(ModelRoot(layout="folders", path=legacy, reason="osaurus on macOS"))
     roots += [ModelRoot(layout="hub", path=p, reason="the setting for caches") for p in hub_caches]
     for variable in _HUB_VARIABLES:
@@ -182,10 +182,10 @@ def _place(
 
 def _default_hub(env: Environment) -> Path:
     xdg = _given(env, "XDG_CACHE_HOME")
-    return (xdg or _user_home(env) / ".cache") / "huggingface" / "hub"
+    return (xdg or user_home(env) / ".cache") / "huggingface" / "hub"
 
 
-def _user_home(env: Environment) -> Path:
+def user_home(env: Environment) -> Path:
     given = env.get("HOME") or env.get("USERPROFILE")
     return Path(given) if given else Path.home()
 
@@ -204,5 +204,5 @@ def _expand(env: Environment, value: str) -> Path:
     """`~` by the same environment that everything else is read from."""
     path = Path(value.strip())
     if path.parts[:1] == ("~",):
-        return _user_home(env).joinpath(*path.parts[1:])
+        return user_home(env).joinpath(*path.parts[1:])
     return path.expanduser()

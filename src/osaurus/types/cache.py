@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 KVKind = Literal["none", "engine_selected", "turbo", "affine"]
-MemoryProfile = Literal["performance", "balanced", "safe_auto", "strict"]
+MemoryProfile = Literal["performance", "balanced", "safe_auto", "strict", "diagnostic_dangerous"]
 
 _MODE = re.compile(r"(turbo|affine)\(\s*(\d+)\s*,\s*(\d+)\s*\)")
 
@@ -68,6 +68,8 @@ class CacheConfig:
     prompts. Recurrent layers keep `recurrent_entries` snapshots in memory, one every
     `snapshot_interval` tokens of a prompt; `rederive` recomputes missing ones when idle.
     `reuse_generated` lets a later prompt take over keys and values that decoding made.
+    Prefixes that nobody uses fill `prefix_max_bytes` at most, else `prefix_percent` of the
+    machine's memory, else the share of `memory_profile`.
     """
 
     use_paged_cache: Literal["off", "auto", "on"] = "auto"
@@ -82,6 +84,8 @@ class CacheConfig:
     rederive: bool = True
     reuse_generated: bool = True
     memory_profile: MemoryProfile = "safe_auto"
+    prefix_max_bytes: int | None = None
+    prefix_percent: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,256 @@
+"""Every setting, one row each: the file `server-runtime.json` is these keys as nested objects.
+
+The page `docs/settings.md` shows this table, and a test holds it to it. A row that is not
+used is kept for programs that write it, and does nothing here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from osaurus.settings.fields import Kind, Liveness, Setting
+from osaurus.settings.profiles import PROFILES, SLIDER
+from osaurus.types.cache import KVMode
+from osaurus.types.sampling import RANGES, Range
+
+SCHEMA_VERSION = 3
+
+_POSITIVE = Range(0, math.inf, open_low=True)
+_AT_LEAST_1 = Range(1, math.inf)
+_PERCENT = Range(0, 100, open_low=True)
+_SHARE = Range(0, 1, open_low=True)
+
+
+def _row(key: str, kind: Kind, default: Any, live: Liveness, help: str, **more: Any) -> Setting:  # noqa: A002
+    return Setting(key=key, kind=kind, default=default, live=live, help=help, **more)
+
+
+def _whole(key: str, default: int | None, live: Liveness, help: str, **more: Any) -> Setting:  # noqa: A002
+    more.setdefault("range", _AT_LEAST_1)
+    return _row(key, "whole", default, live, help, **more)
+
+
+def _number(key: str, default: float | None, live: Liveness, help: str, **more: Any) -> Setting:  # noqa: A002
+    more.setdefault("range", _POSITIVE)
+    return _row(key, "number", default, live, help, **more)
+
+
+def _kept(key: str, default: Any, **more: Any) -> Setting:
+    """A setting of the original that nothing here heeds."""
+    kinds: Mapping[type, Kind] = {bool: "switch", int: "whole", float: "number", str: "text"}
+    kind = more.pop("kind", kinds.get(type(default), "text"))
+    if "words" in more:
+        kind = "word"
+    return _row(key, kind, default, "restart", "Kept for other programs.", is_used=False, **more)
+
+
+_NETWORK = (
+    _row("network.host", "text", "127.0.0.1", "restart", "Address to listen on."),
+    _whole("network.port", 1337, "restart", "Port to listen on.", range=Range(1, 65535)),
+    _row("network.expose", "switch", False, "restart",
+         "Allow an address that other machines can reach."),
+    _row("network.allowedHosts", "texts", (), "restart",
+         "Further host names that this server is called by."),
+    _row("network.corsOrigins", "texts", (), "restart", "Web origins that may call this server."),
+    _row("network.servedModelName", "text", None, "live",
+         "A further name of the model in use, or of the default one."),
+    _row("network.logLevel", "word", "info", "restart", "Least severe messages logged.",
+         words=("trace", "debug", "info", "warning", "error")),
+    _kept("network.apiKey", None, is_secret=True),
+    _kept("network.rateLimitRequestsPerMinute", None, kind="whole", range=_AT_LEAST_1),
+    _kept("network.timeoutSeconds", None, kind="number", range=_POSITIVE),
+)  # fmt: skip
+
+_CONCURRENCY = (
+    _whole("concurrency.maxConcurrentSequences", None, "live",
+           "Requests of one model that decode at the same time, 32 at most; auto takes what the "
+           "memory holds, at most 8 on a CPU and 32 on CUDA; unset takes the profile's.",
+           unit="requests", words=("auto",)),
+    _row("concurrency.continuousBatching", "switch", True, "live",
+         "Without it one request runs at a time."),
+    _whole("concurrency.prefillStepSize", None, "next load",
+           "Longest piece of a prompt read in one forward.", unit="tokens"),
+    _kept("concurrency.prefillBatchSize", None, kind="whole", range=_AT_LEAST_1),
+    _kept("concurrency.completionBatchSize", None, kind="whole", range=_AT_LEAST_1),
+    _kept("concurrency.smeltMode", "disabled",
+          words=("engine_selected", "disabled", "flash_moe", "ssd_streaming")),
+)  # fmt: skip
+
+_CACHE = (
+    _row("cache.prefix.enabled", "switch", True, "next load",
+         "Reuse what prompts that begin alike have in common."),
+    _number("cache.prefix.memoryLimitMB", None, "next load",
+            "Memory for prefixes that nobody uses; unset takes the percentage.", unit="MB"),
+    _number("cache.prefix.memoryPercent", None, "next load",
+            "Share of the machine's memory for such prefixes; unset takes the profile's.",
+            unit="%", range=_PERCENT),
+    _row("cache.pagedKV.enabled", "switch", None, "next load",
+         "Keep such prefixes in memory; false drops them when their request ends."),
+    _whole("cache.pagedKV.blockSize", None, "next load",
+           "Tokens in a block of keys and values; unset is 32.", unit="tokens",
+           range=Range(1, 1024)),
+    _whole("cache.pagedKV.maxBlocks", None, "next load",
+           "Most blocks that a model may hold; unset takes what the memory allows.",
+           unit="blocks"),
+    _row("cache.liveKVCodec", "text", "engine_selected", "next load",
+         "How older keys and values are kept in memory: engine_selected, native (or none), "
+         "turboquant, turbo(K,V), affine(BITS,GROUP).",
+         words=("engine_selected", "native", "turboquant", "none"), parse=KVMode.parse),
+    _whole("cache.turboQuantKeyBits", None, "next load", "Bits of keys for turboquant.",
+           unit="bits", range=Range(2, 8)),
+    _whole("cache.turboQuantValueBits", None, "next load", "Bits of values for turboquant.",
+           unit="bits", range=Range(2, 8)),
+    _row("cache.storedKVCodec", "word", "auto", "next load",
+         "How prompts are kept on disk: as computed, or not at all when disabled.",
+         words=("auto", "native", "turboquant", "disabled")),
+    _row("cache.blockDisk.enabled", "switch", True, "next load", "Keep prompts on disk."),
+    _number("cache.blockDisk.maxSizePercent", None, "next load",
+            "Share of the volume that they may take; unset takes a tenth, at least 10 GB.",
+            unit="%", range=_PERCENT),
+    _number("cache.blockDisk.maxSizeGB", None, "next load",
+            "The same in GB, where no percentage is set.", unit="GB"),
+    _row("cache.blockDisk.directory", "text", None, "next load",
+         "Where they are kept; unset is the cache directory."),
+    _row("cache.enableSSMReDerive", "switch", True, "next load",
+         "Compute missing snapshots of recurrent layers when the model is idle."),
+    _kept("cache.defaultMaxKVSize", None, kind="whole", range=_AT_LEAST_1),
+    _kept("cache.longPromptMultiplier", 2.0, range=_POSITIVE),
+    _kept("cache.prefix.legacyEntryCountCache", False),
+    _kept("cache.prefix.ttlMinutes", None, kind="number", range=_POSITIVE),
+    _kept("cache.legacyDisk.enabled", False),
+    _kept("cache.legacyDisk.maxSizeGB", None, kind="number", range=_POSITIVE),
+    _kept("cache.legacyDisk.directory", None),
+)  # fmt: skip
+
+_POWER = (
+    _kept("power.autoSleepEnabled", False),
+    _kept("power.lightSleepAfterSeconds", None, kind="number", range=_POSITIVE),
+    _kept("power.deepSleepAfterSeconds", None, kind="number", range=_POSITIVE),
+    _kept("power.wakeOnRequest", True),
+    _kept("power.jitLoad", True),
+)
+
+_DEFAULT = "Where a request says nothing; unset takes the bundle's."
+_GENERATION = (
+    _whole("generation.maxTokens", None, "live",
+           "Longest answer where a request says nothing; unset is the room left in the context.",
+           unit="tokens"),
+    _number("generation.temperature", None, "live", _DEFAULT, range=RANGES["temperature"]),
+    _number("generation.topP", None, "live", _DEFAULT, range=RANGES["top_p"]),
+    _whole("generation.topK", None, "live", _DEFAULT, range=RANGES["top_k"]),
+    _number("generation.minP", None, "live", _DEFAULT, range=RANGES["min_p"]),
+    _number("generation.repetitionPenalty", None, "live", _DEFAULT,
+            range=RANGES["repetition_penalty"]),
+    _kept("generation.streamInterval", 1, range=_AT_LEAST_1),
+    _kept("generation.diffusionMaxDenoisingSteps", None, kind="whole", range=_AT_LEAST_1),
+)  # fmt: skip
+
+_TOOLS = (
+    _row("tools.toolParserOverride", "text", None, "next load",
+         "Format of tool calls, whatever the bundle says; auto asks the bundle, none reads none."),
+    _row("tools.reasoningParserOverride", "text", None, "next load",
+         "Format of thinking, whatever the bundle says; auto asks the bundle, none reads none."),
+    _kept("tools.mcpConfigFile", None),
+    _kept("tools.enableAutoToolChoice", False),
+    _kept("tools.customChatTemplate", None),
+)  # fmt: skip
+
+_MULTIMODAL = (
+    _kept("multimodal.vlmMode", "auto", words=("auto", "force_off", "force_on")),
+    _kept("multimodal.requireMediaSaltForCache", True),
+    _kept("multimodal.enableVideo", True),
+    _kept("multimodal.enableAudio", True),
+)
+
+_MTP = (
+    _kept("mtp.mode", "family_default", words=("off", "family_default", "auto", "force_on")),
+    _kept("mtp.draftTokenLimit", None, kind="whole", range=_AT_LEAST_1),
+    _kept("mtp.explicitDepth", None, kind="whole", range=_AT_LEAST_1),
+    _kept("mtp.keepDraftCacheSeparate", True),
+    _kept("mtp.acceptedTokensOnlyEnterBaseCache", True),
+    _kept("mtp.dflash2DrafterPath", None),
+    _kept("mtp.dflash2BlockSize", None, kind="whole", range=_AT_LEAST_1),
+)
+
+_PERFORMANCE = (
+    _row("performance.device", "text", "auto", "next load",
+         "Where models run: cpu, cuda, cuda:1; auto takes a CUDA device when there is one."),
+    _row("performance.computeMode", "word", "bfloat16", "next load",
+         "float32 dequantizes everything: slow, for comparisons.", words=("bfloat16", "float32")),
+    _row("performance.quantizeOnLoad", "word", None, "next load",
+         "Load matrices that are not quantized as 8- or 4-bit ones.", words=("int8", "int4")),
+    _whole("performance.maxContextTokens", None, "next load",
+           "Longest context; a model's own limit when it is shorter.", unit="tokens",
+           range=Range(2, math.inf)),
+    _number("performance.latencyBudgetMs", 60.0, "next load",
+            "Longest pause of running answers while a prompt is read.", unit="ms"),
+    _number("performance.kvBudgetMB", None, "next load",
+            "Memory for keys and values; unset is a quarter of what is available.", unit="MB"),
+    _kept("performance.tiedHeadCodec", "fp16_passthrough",
+          words=("fp16_passthrough", "q8", "q6", "q4")),
+    _kept("performance.compiledDecode", False),
+    _kept("performance.deepseekV4ActivationQAT", False),
+)  # fmt: skip
+
+_MEMORY = (
+    _row("memorySafety.mode", "word", "safe_auto", "next load",
+         "How much memory a model may take; only strict refuses one that may not fit.",
+         words=tuple(PROFILES)),
+    _whole("memorySafety.slider", SLIDER.index("safe_auto"), "next load",
+           "The same mode as a number; a stored one that disagrees is ignored.",
+           range=Range(0, len(SLIDER) - 1)),
+    _row("memorySafety.failClosedWhenEstimateUnknown", "switch", False, "next load",
+         "Refuse a model whose size cannot be estimated, in every mode."),
+    _number("memorySafety.customPhysicalMemoryFraction", None, "next load",
+            "Share of the memory that a model may take, instead of the mode's.", range=_SHARE),
+    _whole("memorySafety.customAllocatorCacheBytes", None, "next load",
+           "What an accelerator's allocator may hold unused, instead of the mode's.",
+           unit="bytes"),
+    _whole("memorySafety.customMaxConcurrentSequences", None, "live",
+           "Requests at the same time, before every other setting of it.", unit="requests"),
+    _kept("memorySafety.customDefaultMaxKVSize", None, kind="whole", range=_AT_LEAST_1),
+    _kept("memorySafety.allowExperimentalMLXPress", False),
+)  # fmt: skip
+
+_RESIDENCY = (
+    _row("residency.evictionPolicy", "word", "strict_single_model", "live",
+         "Keep one model loaded, or several as long as the memory lasts.",
+         words=("strict_single_model", "manual_multi_model")),
+    _row("residency.mode", "word", "after_seconds", "live",
+         "When a model that nobody uses is unloaded.",
+         words=("immediately", "after_seconds", "never")),
+    _number("residency.seconds", 900.0, "live", "How long it stays, for after_seconds.",
+            unit="s", range=Range(30, 86_400)),
+    _number("residency.loadRAMSoftThreshold", 0.80, "live",
+            "Share of the memory beyond which manual_multi_model evicts and a load is tight.",
+            range=Range(0, 1)),
+    _number("residency.loadRAMHardThreshold", 0.90, "live",
+            "Share of the memory beyond which a load is said not to fit.", range=Range(0, 1)),
+    _row("guardrails.degenerationDetection", "switch", False, "live",
+         "Flag answers that repeat themselves without end."),
+)  # fmt: skip
+
+_MODELS = (
+    _row("models.directory", "text", None, "live",
+         "Where models are fetched to and looked for first; OSAURUS_MODELS_DIR wins over it."),
+    _row("models.extraDirectories", "texts", (), "live", "Further folders with models."),
+    _row("models.hubCaches", "texts", (), "live", "Further Hugging Face caches."),
+    _row("prompt.keepAttributionLine", "switch", False, "live",
+         "Leave the billing line of coding agents in the prompt."),
+)  # fmt: skip
+
+#: In the order of the page and of `osaurus config show`.
+SETTINGS: tuple[Setting, ...] = (
+    *_NETWORK, *_CONCURRENCY, *_CACHE, *_POWER, *_GENERATION, *_TOOLS, *_MULTIMODAL, *_MTP,
+    *_PERFORMANCE, *_MEMORY, *_RESIDENCY, *_MODELS,
+)  # fmt: skip
+
+BY_KEY: Mapping[str, Setting] = {setting.key: setting for setting in SETTINGS}
+
+#: What a new file says: explicit, so that it can be seen and changed there.
+INITIAL: Mapping[str, Any] = {
+    "schemaVersion": SCHEMA_VERSION,
+    "concurrency": {"maxConcurrentSequences": "auto"},
+}
