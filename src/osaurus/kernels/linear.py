@@ -16,6 +16,9 @@ from torch import Tensor
 
 #: Rows of the fixed-size product that few rows are padded to.
 CPU_ROW_GROUP, CUDA_ROW_GROUP = 8, 16
+#: Rows that a float32 product of prefill rows has at least: of 9 to 11 rows, two threads leave
+#: one of them so few that it takes another kernel.
+FLOAT_ROW_GROUP = 16
 #: Above this K, bfloat16 products of one row and of several differ in the last bit.
 MAX_ROW_EXACT_K = 4096
 
@@ -47,7 +50,8 @@ def at_least(x: Tensor, rows: int) -> Tensor:
 def matmul_many(x: Tensor, weight: Tensor) -> Tensor:
     """x [M, K] @ weight [K, N] for prefill rows: a short last chunk, padded, keeps to the
     kernel of a long one, so that where a prompt was cut changes no bit."""
-    return (at_least(x, CPU_ROW_GROUP) @ weight)[: x.shape[0]]
+    least = FLOAT_ROW_GROUP if x.dtype == torch.float32 else CPU_ROW_GROUP
+    return (at_least(x, least) @ weight)[: x.shape[0]]
 
 
 def linear_heads(x: Tensor, weight: Tensor, num_small: int) -> Tensor:
