@@ -40,7 +40,10 @@ def save_tiny(folder: Path, family: str = "llama", seed: int = 0, **changes: Any
 
     torch.manual_seed(seed)
     config = transformers.AutoConfig.for_model(family, **{**BASE, **changes})
-    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    auto: Any = transformers.AutoModelForCausalLM
+    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        auto = transformers.AutoModelForImageTextToText
+    model = auto.from_config(config).float().eval()
     with torch.no_grad():
         # Default initialisation gives nearly uniform logits; spread them so that argmax
         # says something, and give biases and norms values of their own.

@@ -126,9 +126,7 @@ def decode_attention(
     weights = torch.exp(scores.sub_(best.index_select(0, plan.pair_row).unsqueeze(-1)))
     v_from, v_end = (k_dim, width) if latent_dim is None else (0, latent_dim)
     v_dim = v_end - v_from
-    values = batched_product(
-        weights.view(pairs * kv_heads, per_kv, block), kv[..., v_from:v_end]
-    )
+    values = batched_product(weights.view(pairs * kv_heads, per_kv, block), kv[..., v_from:v_end])
     total = _by_row(weights.sum(-1), "sum", plan)
     if sinks is not None:
         # In double, then rounded: a few exponentials differ by where a row lies in memory.

@@ -7,7 +7,7 @@ from contextlib import closing
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from osaurus.errors import BundleError, UnsupportedBundle
+from osaurus.errors import BundleError
 from osaurus.kernels.openmp import release_team
 from osaurus.models.base import Model
 from osaurus.models.loading import ComputeMode, ShapeLoader, WeightLoader
@@ -57,13 +57,10 @@ def load_model(
 ) -> Model:
     """Read a bundle's weights into its family's network.
 
-    Raises `UnsupportedBundle` for a model_type that no family serves and `IncompleteBundle`
-    for missing tensors; nothing of the bundle stays mapped afterwards.
+    Raises `UnsupportedBundle` for a model_type that neither a family nor transformers serves
+    and `IncompleteBundle` for missing tensors; nothing of the bundle stays mapped afterwards.
     """
-    model_type = str(bundle.config.get("model_type", ""))
     try:
-        if model_type not in FAMILIES:
-            raise _unserved(model_type, bundle.config)
         with closing(bundle.open_weights()) as source:
             return build(bundle.config, source, compute_mode, device, on_load=on_load)
     except BundleError as error:
@@ -82,11 +79,16 @@ def build(
     *,
     on_load: QuantizeOnLoad | None = None,
 ) -> Model:
-    """The network of a config whose `model_type` is one of `FAMILIES`.
+    """The network of a config: that of its family in `FAMILIES`, else transformers' own.
 
-    Names, shapes and types of all tensors are checked before the first is read.
+    A family's names, shapes and types of all tensors are checked before the first is read.
     """
-    family = import_module(f"osaurus.models.{FAMILIES[str(config['model_type'])]}")
+    model_type = str(config.get("model_type", ""))
+    if model_type not in FAMILIES:
+        route = import_module("osaurus.models.transformers_route")
+        routed: Model = route.build(config, source, mode, device, on_load=on_load)
+        return routed
+    family = import_module(f"osaurus.models.{FAMILIES[model_type]}")
     schemes = read_schemes(config)
     check = ShapeLoader(source, mode, schemes)
     family.load(config, check)
@@ -95,13 +97,3 @@ def build(
     model: Model = family.load(config, loader)
     loader.finish()
     return model
-
-
-def _unserved(model_type: str, config: Mapping[str, Any]) -> UnsupportedBundle:
-    served = ", ".join(sorted(FAMILIES))
-    if config.get("auto_map"):
-        return UnsupportedBundle(
-            f"model_type {model_type!r} needs Python code from its repository (auto_map in "
-            f"config.json), and code of a bundle is never run (served natively: {served})"
-        )
-    return UnsupportedBundle(f"model_type {model_type!r} is not supported yet (served: {served})")

@@ -1,0 +1,334 @@
+"""Any causal LM that transformers defines, for what has no family of its own here.
+
+The only module that imports transformers, and only when such a model is loaded. In: a config
+and its weights. Out: a `Model`. Nothing is known of any architecture: what a layer remembers
+is learnt by a probe, and what the route computes is compared with the model's own forward
+before it serves anybody.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from osaurus.errors import BundleError, UnsupportedBundle
+from osaurus.models.loading import ComputeMode, WeightLoader
+from osaurus.models.transformers_attention import (
+    Probe,
+    attention_function,
+    during,
+    mask_function,
+)
+from osaurus.models.transformers_check import own_forward
+from osaurus.models.transformers_experts import experts_function
+from osaurus.models.transformers_model import Learnt, TransformersModel, call_network
+from osaurus.models.transformers_state import learn_states
+from osaurus.models.transformers_weights import WeightMap, check_loaded, freeze, install
+from osaurus.quant.schemes import read_schemes
+from osaurus.topology.base import AttentionTopology, LayerTopology
+from osaurus.topology.composite import CompositeTopology, NoMemory
+from osaurus.types.weights import QuantizeOnLoad
+
+if TYPE_CHECKING:
+    from osaurus.bundle.weights import WeightSource
+
+#: Names in transformers' registries. The second one also has masks made, to learn from them.
+_NAME, _PROBE_NAME = "osaurus", "osaurus_probe"
+#: The context of a model whose config states none: state alone has no limit.
+_UNSTATED_CONTEXT = 32768
+_NO_THREADS = "HF_DEACTIVATE_ASYNC_LOAD"
+
+
+def build(
+    config: Mapping[str, Any],
+    source: WeightSource,
+    mode: ComputeMode,
+    device: str = "cpu",
+    *,
+    on_load: QuantizeOnLoad | None = None,
+) -> TransformersModel:
+    """The model of a config whose `model_type` transformers knows.
+
+    Raises `UnsupportedBundle` for one that it does not know, that needs code from its
+    repository, or whose layers keep what the route cannot.
+    """
+    transformers = _import(config)
+    with _quiet(transformers):
+        cls, parsed = _class_of(transformers, config)
+        network, nbytes = _load(cls, parsed, config, source, mode, device, on_load)
+        _register(transformers)
+        network.osaurus_parameters = frozenset(inspect.signature(network.forward).parameters)
+        _use(network, _PROBE_NAME)
+        new_cache = _cache_factory(transformers, network.config)
+        keyword = (
+            "cache_params" if "cache_params" in network.osaurus_parameters else "past_key_values"
+        )
+        learnt = _learn(network, new_cache, keyword)
+        model = TransformersModel(
+            network,
+            learnt,
+            new_cache=new_cache,
+            cache_keyword=keyword,
+            max_context_tokens=_context(network.config),
+            kv_dtype=torch.float32 if mode == "float32" else torch.bfloat16,
+            device=torch.device(device),
+            nbytes=nbytes,
+        )
+        _use(network, "eager")
+        expected = own_forward(model)
+        _use(network, _NAME)
+        expected.check()
+    return model
+
+
+def _import(config: Mapping[str, Any]) -> Any:
+    model_type = config.get("model_type")
+    try:
+        import transformers
+    except ImportError:
+        raise UnsupportedBundle(
+            f"model_type {model_type!r} has no family here, and transformers, which may define it, "
+            "is not installed: pip install 'osaurus[transformers]'"
+        ) from None
+    return transformers
+
+
+def _class_of(transformers: Any, config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The class of the text model and its config."""
+    model_type = str(config.get("model_type", ""))
+    where = f"transformers {transformers.__version__}"
+    known = transformers.CONFIG_MAPPING
+    if model_type not in known:
+        if config.get("auto_map"):
+            raise UnsupportedBundle(
+                f"model_type {model_type!r} needs Python code from its repository (auto_map in "
+                f"config.json), and code of a bundle is never run; {where} does not define it"
+            )
+        raise UnsupportedBundle(
+            f"model_type {model_type!r} is not served: neither a family here nor {where} defines it"
+        )
+    plain = {
+        name: _plain(value)
+        for name, value in config.items()
+        if name not in ("auto_map", "quantization", "quantization_config", "torch_dtype", "dtype")
+    }
+    try:
+        parsed = known[model_type].from_dict(plain)
+    except Exception as error:  # noqa: BLE001 - its message says which field it is
+        raise UnsupportedBundle(f"config.json: {_line(error)}") from None
+    text = parsed.get_text_config(decoder=True)
+    # Some families that also see are defined whole only; images are not served, text is.
+    tables = (
+        transformers.MODEL_FOR_CAUSAL_LM_MAPPING,
+        transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    )
+    for table in tables:
+        for candidate in (text, parsed):
+            if type(candidate) in table:
+                return table[type(candidate)], candidate
+    raise UnsupportedBundle(f"model_type {model_type!r} is no causal language model in {where}")
+
+
+def _plain(value: Any) -> Any:
+    """A value; transformers writes numbers that JSON lacks as {"__float__": "Infinity"}."""
+    if isinstance(value, Mapping):
+        if set(value) == {"__float__"}:
+            return float(value["__float__"])
+        return {name: _plain(part) for name, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list) else value
+
+
+def _load(
+    cls: Any,
+    parsed: Any,
+    config: Mapping[str, Any],
+    source: WeightSource,
+    mode: ComputeMode,
+    device: str,
+    on_load: QuantizeOnLoad | None,
+) -> tuple[Any, int]:
+    """The network with its weights on the device, and their bytes."""
+    schemes = read_schemes(config)
+    loader = WeightLoader(source, mode, device, schemes=schemes, on_load=on_load)
+    kept = [*(cls._keep_in_fp32_modules or ()), *(cls._keep_in_fp32_modules_strict or ())]
+    try:
+        with torch.device("meta"):
+            skeleton = cls(parsed)
+        weights = WeightMap(skeleton, source, loader, schemes, keeps_float32=kept)
+        network, info = cls.from_pretrained(
+            None,
+            config=parsed,
+            state_dict=weights.state(loader.dtype),
+            dtype=loader.dtype,
+            attn_implementation="eager",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    except BundleError:
+        raise
+    except Exception as error:
+        raise UnsupportedBundle(f"{cls.__name__} cannot be built: {_line(error)}") from error
+    check_loaded(info)
+    taken = install(network, weights, on_load, loader.dtype)
+    loader.finish()
+    taken += freeze(network)
+    return network.to(device).eval(), taken
+
+
+def _learn(network: Any, new_cache: Any, keyword: str) -> Learnt:
+    """Run one token through the network and look what it asks for and keeps."""
+    probe, cache = Probe(), new_cache()
+    token = torch.zeros(1, 1, dtype=torch.int64, device=network.device)
+    given = {"input_ids": token + 1, "position_ids": token}
+    try:
+        with torch.inference_mode(), during(probe):
+            call_network(network, given, keyword, cache)
+    except BundleError as error:
+        raise type(error)(f"{type(network).__name__}: {error.message}") from None
+    except Exception as error:
+        raise UnsupportedBundle(
+            f"{type(network).__name__} cannot run on blocks of keys and values: {_line(error)}"
+        ) from error
+    if cache.foreign:
+        raise UnsupportedBundle(
+            f"{type(network).__name__} keeps a {cache.foreign}, which has no place in blocks or "
+            "slots"
+        )
+    if cache.updates and not probe.calls:
+        raise UnsupportedBundle(
+            f"{type(network).__name__} computes attention by itself, past the interface that "
+            "blocks of keys and values need"
+        )
+    states = learn_states(cache)
+    paged: dict[int, AttentionTopology] = {}
+    layers: list[int] = []
+    count = max(len(cache.layers), network.config.get_text_config().num_hidden_layers)
+    for call in probe.calls:
+        if call.shared is not None:
+            layers.append(layers[call.shared])
+            continue
+        layer = call.layer if call.layer is not None else len(layers)
+        if layer in paged or layer >= count:
+            layer = count = count + 1  # a second attention in one layer has an entry of its own
+            layer -= 1
+        layers.append(layer)
+        paged[layer] = AttentionTopology(
+            num_kv_heads=call.kv_heads, k_dim=call.k_dim, v_dim=call.v_dim, window=call.window
+        )
+    kept = {form.layer: form.topology for form in states}
+    topology: list[LayerTopology] = []
+    for layer in range(count):
+        parts = [part for part in (paged.get(layer), kept.get(layer)) if part is not None]
+        whole = CompositeTopology(kind="hybrid", children=tuple(parts)) if len(parts) > 1 else None
+        topology.append(whole or (parts[0] if parts else NoMemory()))
+    return Learnt(
+        calls=tuple(probe.calls),
+        call_layers=tuple(layers),
+        states=states,
+        topology=tuple(topology),
+    )
+
+
+def _cache_factory(transformers: Any, config: Any) -> Any:
+    """Makes caches of the model's own kind whose attention layers hand their rows on: what they
+    would keep lies in blocks."""
+
+    class RowsCache(transformers.DynamicCache):
+        seen = 0  # tokens before this forward's
+        updates = 0
+        foreign = ""
+
+        def __init__(self) -> None:
+            super().__init__(config=config)
+            own = [type(layer) for layer in self.layers]
+            elsewhere = [kind for kind in own if not kind.__module__.startswith(_CACHE_MODULE)]
+            self.foreign = elsewhere[0].__name__ if elsewhere else ""
+
+        def update(
+            self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any
+        ) -> tuple[Any, Any]:
+            self.updates += 1
+            return key_states, value_states
+
+        def update_indexer(self, *args: Any, **kwargs: Any) -> Any:
+            raise UnsupportedBundle("an indexer's keys have no place in blocks or slots")
+
+        def get_seq_length(self, layer_idx: int = 0) -> int:
+            return self.seen
+
+        def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+            return self.seen + query_length, 0
+
+    return RowsCache
+
+
+_CACHE_MODULE = "transformers.cache_utils"
+
+
+def _context(config: Any) -> int:
+    text = config.get_text_config()
+    stated = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
+    limit = int(stated or _UNSTATED_CONTEXT)
+    for rope in _rope_settings(getattr(text, "rope_parameters", None) or {}):
+        # These choose their frequencies by the longest row of a forward, so that one request
+        # would change another's: they stay where the choice is always the same.
+        original = rope.get("original_max_position_embeddings")
+        if rope.get("rope_type") in ("longrope", "dynamic"):
+            limit = min(limit, int(original or limit))
+    return limit
+
+
+def _rope_settings(rope: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    nested = [value for value in rope.values() if isinstance(value, Mapping)]
+    return nested or [rope]
+
+
+def _register(transformers: Any) -> None:
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    for name in (_NAME, _PROBE_NAME):
+        transformers.AttentionInterface.register(name, attention_function)
+    transformers.AttentionMaskInterface.register(_PROBE_NAME, mask_function)
+    ALL_EXPERTS_FUNCTIONS.register(_NAME, experts_function)
+
+
+def _use(network: Any, attention: str) -> None:
+    """Choose the attention of all of the network's parts, and our experts."""
+    for module in network.modules():
+        config: Any = getattr(module, "config", None)
+        if hasattr(config, "_attn_implementation"):
+            config._attn_implementation = attention
+            config._experts_implementation = _NAME
+
+
+def _line(error: BaseException) -> str:
+    """An error as one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Generator[None]:
+    """Without transformers' warnings and progress bars: what they would say is checked here.
+    And without the threads of its loader."""
+    log = transformers.utils.logging
+    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    # One tensor after another: its threads would read all of them before merging any.
+    threads = os.environ.get(_NO_THREADS)
+    os.environ[_NO_THREADS] = "1"
+    try:
+        yield
+    finally:
+        if threads is None:
+            del os.environ[_NO_THREADS]
+        else:
+            os.environ[_NO_THREADS] = threads
+        log.set_verbosity(level)
+        if bars:
+            log.enable_progress_bar()
