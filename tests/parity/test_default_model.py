@@ -20,7 +20,7 @@ import torch
 from osaurus.bundle.bundle import Bundle
 from osaurus.engine import core
 from osaurus.engine.core import BatchEngine
-from osaurus.engine.memory import trim_heap
+from osaurus.kernels.heap import trim_heap
 from osaurus.kernels.openmp import release_team
 from osaurus.models.base import Model
 from osaurus.types.engine import EngineConfig

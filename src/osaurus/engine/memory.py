@@ -1,11 +1,8 @@
-"""How much memory the KV pool may take, how long a context fits it, and giving pages back."""
+"""How much memory the KV pool may take, and how long a context fits it."""
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 import psutil
@@ -13,16 +10,12 @@ import torch
 
 from osaurus.cache.blocks import BlockPool
 from osaurus.errors import InsufficientResources
+from osaurus.kernels.heap import keep_heap_pages as keep_heap_pages
+from osaurus.kernels.heap import trim_heap as trim_heap
 from osaurus.topology.base import KVGroup
 
 #: Share of the memory available at load that the KV pool may grow to.
 KV_MEMORY_SHARE = 0.25
-
-#: Bytes a CUDA allocator may hold unused before a purge gives them back.
-CUDA_UNUSED_RESERVE = 512 << 20
-
-#: mallopt parameters, from glibc's malloc.h.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def default_kv_budget(
@@ -56,6 +49,17 @@ def available_bytes(device: torch.device) -> int:
     return available
 
 
+def physical_bytes(device: torch.device) -> int:
+    """All the memory there is: the device's own, or the host's within the cgroup's limit."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    total = psutil.virtual_memory().total
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.exists() and (text := limit.read_text().strip()) != "max":
+        total = min(total, int(text))
+    return total
+
+
 def longest_context(pool: BlockPool, limit: int, chunk_tokens: int) -> int:
     """The most tokens, up to `limit`, that one request alone can keep in the pool."""
 
@@ -87,40 +91,3 @@ def blocks_of_one(
             blocks = min(blocks, -(-(window + chunk_tokens) // block_tokens) + 1)
         counts.append(blocks)
     return counts
-
-
-@cache
-def _libc() -> ctypes.CDLL | None:
-    """glibc, whose malloc can be tuned; None with another C library."""
-    if not sys.platform.startswith("linux"):
-        return None
-    try:
-        libc = ctypes.CDLL("libc.so.6")
-    except OSError:
-        return None
-    return libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
-
-
-def keep_heap_pages() -> None:
-    """Let freed activations stay mapped for the next forward, process-wide.
-
-    By default glibc returns blocks of some megabytes to the system at once, and every
-    prefill forward pays for its pages again (8 ms instead of 1 for one dequantized matrix).
-    `trim_heap` gives them back when the engine chooses to.
-    """
-    libc = _libc()
-    if libc is not None:
-        libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
-        libc.mallopt(_M_TRIM_THRESHOLD, 512 << 20)
-
-
-def trim_heap() -> None:
-    """Return free heap pages to the system where the C library can, and a CUDA device's
-    unused reserve when it is worth the pause."""
-    if torch.cuda.is_initialized():
-        unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        if unused > CUDA_UNUSED_RESERVE:
-            torch.cuda.empty_cache()
-    libc = _libc()
-    if libc is not None:
-        libc.malloc_trim(0)

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from osaurus.bundle.weights import WeightSource
 from osaurus.errors import UnsupportedBundle
+from osaurus.kernels.heap import trim_heap
 from osaurus.models.stored import MatrixStore, StoredMatrix, missing, typed
 from osaurus.quant import gguf
 from osaurus.quant.dense import hollow
-from osaurus.quant.grouped import GroupedWeight, UndecodedWeight
+from osaurus.quant.grouped import GroupedWeight, UndecodedWeight, slab_rows
 from osaurus.quant.linear import (
     DenseEmbedding,
     Embedding,
@@ -30,6 +31,11 @@ from osaurus.quant.schemes import Schemes
 from osaurus.types.weights import QuantizeOnLoad
 
 ComputeMode = Literal["float32", "bfloat16"]
+
+#: Plain weights copied before their pages are given back.
+_COPY_SLAB = 1 << 24
+#: Bytes read between two returns of what decoding left free on the heap.
+_TRIM_EVERY_BYTES = 32 << 20
 
 _T = TypeVar("_T")
 
@@ -57,6 +63,7 @@ class WeightLoader:
         self._on_load: QuantizeOnLoad | None = on_load
         self.device = torch.device(device)
         self._left = set(source.names())
+        self._read_bytes = 0
 
     @property
     def dtype(self) -> torch.dtype:
@@ -172,11 +179,21 @@ class WeightLoader:
                     f"tensor {matrix.name}: it has values that are not finite numbers"
                 )
         if isinstance(weight, Tensor):
-            # A copy of what is stored as it is: the file's pages are read-only and go away.
-            return weight.to(self.device, self.dtype, copy=matrix.scheme is None)
+            return self._copy(matrix, weight)
         if self._mode == "float32":
             return weight.dequantize(torch.float32).to(self.device)
         return weight.to(self.device)
+
+    def _copy(self, matrix: StoredMatrix, weight: Tensor) -> Tensor:
+        """The weight in the compute dtype. What is stored as it is lies on the file's pages,
+        which are read-only and go away: they are given back as the copy proceeds."""
+        if matrix.scheme is not None:
+            return weight.to(self.device, self.dtype)
+        out = torch.empty(weight.shape, dtype=self.dtype, device=self.device)
+        for rows in slab_rows(*weight.shape, weights=_COPY_SLAB):
+            out[rows] = weight[rows]
+            self._store.release(matrix.name)
+        return out
 
     def _undecoded(
         self, matrix: StoredMatrix, on_load: QuantizeOnLoad | None
@@ -185,6 +202,7 @@ class WeightLoader:
             piece = self._decode(matrix, on_load, rows)
             assert isinstance(piece, GroupedWeight)  # as its first row was
             self._store.release(matrix.name)
+            self._count(piece.codes.numel())
             return piece
 
         first = self._decode(matrix, on_load, slice(0, 1))
@@ -202,8 +220,14 @@ class WeightLoader:
 
     def _done(self, name: str, value: _T) -> _T:
         """`value`, now that nothing reads the stored tensor any more."""
-        self._store.release(name)
+        self._count(self._store.release(name))
         return value
+
+    def _count(self, num_bytes: int) -> None:
+        self._read_bytes += num_bytes
+        if self._read_bytes >= _TRIM_EVERY_BYTES:
+            self._read_bytes = 0
+            trim_heap()
 
 
 class ShapeLoader(WeightLoader):

@@ -167,10 +167,13 @@ class MatrixStore:
                 return False
         return True
 
-    def release(self, name: str) -> None:
-        """Give back the pages of everything that `name` is made of."""
+    def release(self, name: str) -> int:
+        """Give back the pages of everything that `name` is made of; its bytes as stored."""
+        num_bytes = 0
         for part in self.names_of(name):
+            num_bytes += self._source.get(part).data.numel()
             self._source.release(part)
+        return num_bytes
 
 
 #: Parts have the same names whatever the shape; this one every format divides.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 #: Weights that are decoded at a time: what lies beside the result stays at some megabytes.
-SLAB = 1 << 22
+SLAB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +129,10 @@ class UndecodedWeight:
             yield self.read(rows)
 
 
-def slab_rows(n: int, k: int) -> Iterator[slice]:
-    """Slices of [n, k] with about `SLAB` weights, each but the last of a multiple of 64 rows
-    (the largest tile of a packed layout)."""
-    step = max(64, SLAB // k // 64 * 64)
+def slab_rows(n: int, k: int, weights: int | None = None) -> Iterator[slice]:
+    """Slices of [n, k] with about `weights` (`SLAB`) weights, each but the last of a multiple
+    of 64 rows (the largest tile of a packed layout)."""
+    step = max(64, (weights or SLAB) // k // 64 * 64)
     for start in range(0, n, step):
         yield slice(start, min(start + step, n))
 

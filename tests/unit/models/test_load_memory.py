@@ -21,7 +21,7 @@ import gc, json, re, sys
 from pathlib import Path
 import torch
 from osaurus.bundle.bundle import open_bundle
-from osaurus.engine.memory import trim_heap
+from osaurus.kernels.heap import trim_heap
 from osaurus.models.registry import load_model
 import osaurus.models.llama
 
