@@ -42,6 +42,13 @@ def _stack_experts(tensors: Tensors) -> Tensors:
     return {**tensors, **{name: torch.stack(parts) for name, parts in stacked.items()}}
 
 
+def _flat_taps(tensors: Tensors) -> Tensors:
+    """The converter leaves the middle axis of a convolution out."""
+    return {
+        name: t.squeeze(1) if name.endswith("conv.weight") else t for name, t in tensors.items()
+    }
+
+
 #: architecture -> (family and config, metadata beside the usual, change of the tensors)
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[Tensors], Tensors]]] = {
     "gemma3": (
@@ -77,6 +84,23 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[Tensors], Tenso
         _stack_experts,
     ),
     "phi3": (dict(family="phi3", pad_token_id=0), {}, lambda tensors: tensors),
+    "lfm2": (
+        dict(
+            family="lfm2",
+            pad_token_id=0,
+            num_hidden_layers=4,
+            intermediate_size=300,
+            full_attn_idxs=[1, 3],
+        ),
+        {
+            "attention.head_count_kv": [0, 2, 0, 2],
+            "attention.layer_norm_rms_epsilon": 1e-5,
+            "feed_forward_length": 256,
+            "rope.freq_base": 1e6,
+            "shortconv.l_cache": 3,
+        },
+        _flat_taps,
+    ),
 }
 
 
@@ -93,18 +117,23 @@ def _write(path: Path, architecture: str, folder: Path, extra: dict[str, Any], c
         "attention.head_count_kv": config["num_key_value_heads"],
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
-        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
         "rope.freq_base": 10000.0,
         **extra,
     }
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in metadata.items():
-        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        add = {
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+            list: writer.add_array,
+        }
         add[type(value)](f"{architecture}.{key}", value)
     table = ARCHITECTURES[architecture]
     names = {f"{hf}.weight": f"{ours}.weight" for ours, hf in table.model.items()}
     for layer in range(config["num_hidden_layers"]):
-        for part, hf in table.block.items():
+        for part, hf in {**table.block, **table.some_blocks}.items():
             names[f"model.layers.{layer}.{hf}.weight"] = f"blk.{layer}.{part}.weight"
     for name, tensor in change(load_file(folder / "model.safetensors")).items():
         writer.add_tensor(names[name], np.ascontiguousarray(tensor.numpy()))

@@ -30,7 +30,7 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
         "intermediate_size": read.integer("feed_forward_length"),
         "num_hidden_layers": read.integer("block_count"),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": read.optional_integer("attention.head_count_kv") or num_heads,
+        "num_key_value_heads": num_heads,
         "head_dim": head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": read.number("attention.layer_norm_rms_epsilon"),
@@ -43,6 +43,10 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
         **architecture.config,
     }
+    if name == "lfm2":
+        config |= _lfm2(read, config)
+    elif kv_heads := read.optional_integer("attention.head_count_kv"):
+        config["num_key_value_heads"] = kv_heads
     _refuse_what_we_lack(read, config)
     if window := read.optional_integer("attention.sliding_window"):
         config["sliding_window"] = window
@@ -195,6 +199,23 @@ def _experts(read: _Reader) -> dict[str, Any]:
         "num_experts": read.integer("expert_count"),
         "num_experts_per_tok": read.integer("expert_used_count"),
         "moe_intermediate_size": read.integer("expert_feed_forward_length"),
+    }
+
+
+def _lfm2(read: _Reader, config: dict[str, Any]) -> dict[str, Any]:
+    """A layer's number of kv heads says what it is: none in a convolution."""
+    counts = read.file.metadata.get(f"{read.prefix}.attention.head_count_kv")
+    layers = config["num_hidden_layers"]
+    if not isinstance(counts, Sequence) or len(counts) != layers or len({0, *counts}) != 2:
+        raise UnsupportedBundle(
+            f"{read.file.path}: {read.prefix}.attention.head_count_kv is not one number for each "
+            f"of {layers} layers, 0 or the same"
+        )
+    return {
+        "num_key_value_heads": max(counts),
+        "layer_types": ["full_attention" if count else "conv" for count in counts],
+        "conv_L_cache": read.integer("shortconv.l_cache"),
+        "norm_eps": config["rms_norm_eps"],
     }
 
 

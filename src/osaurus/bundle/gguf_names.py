@@ -54,6 +54,25 @@ _PHI = {
     "ffn_up": "mlp.gate_up_proj",
     "ffn_down": "mlp.down_proj",
 }
+#: LFM2: each layer has the parts of a convolution or those of attention.
+_LFM2_CONVOLUTION = {
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+}
+_LFM2_ATTENTION = {
+    **{f"attn_{name}": f"self_attn.{name}_proj" for name in "qkv"},
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+}
+_LFM2 = {
+    "attn_norm": "operator_norm",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+}
 
 #: Not weights: rotary factors that `gguf_config.py` turns into `rope_scaling`.
 ROPE_TENSORS = frozenset(
@@ -66,7 +85,8 @@ class GgufArchitecture:
     """How one `general.architecture` maps to a published config and its tensor names.
 
     `rope_interleaved`: the converter permuted the rows of q and k so that a rotary pair lies
-    side by side; the rows are left as they are and the config says so.
+    side by side; the rows are left as they are and the config says so. `some_blocks` are parts
+    that some layers have and others not.
     """
 
     model_type: str
@@ -74,6 +94,7 @@ class GgufArchitecture:
     block: Mapping[str, str]
     model: Mapping[str, str] = field(default_factory=lambda: _EMBEDDING)
     config: Mapping[str, object] = field(default_factory=dict)
+    some_blocks: Mapping[str, str] = field(default_factory=dict)
 
 
 ARCHITECTURES: Mapping[str, GgufArchitecture] = {
@@ -100,6 +121,19 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
         # The converter adds the one that the published norms leave out.
         config={"hidden_activation": "gelu_pytorch_tanh", "norms_include_one": True},
     ),
+    "lfm2": GgufArchitecture(
+        model_type="lfm2",
+        rope_interleaved=False,
+        block=_LFM2,
+        some_blocks={**_LFM2_CONVOLUTION, **_LFM2_ATTENTION},
+        model={
+            "token_embd": "model.embed_tokens",
+            "token_embd_norm": "model.embedding_norm",
+            "output": "lm_head",
+        },
+        # The stored width is the MLP's own.
+        config={"block_auto_adjust_ff_dim": False},
+    ),
 }
 
 
@@ -124,7 +158,8 @@ def hf_name(architecture: GgufArchitecture, name: str) -> str | None:
         raise KeyError(name)
     if stem.startswith("blk."):
         _, layer, part = stem.split(".", 2)
-        return f"model.layers.{int(layer)}.{architecture.block[part]}.{suffix}"
+        parts = architecture.some_blocks if part in architecture.some_blocks else architecture.block
+        return f"model.layers.{int(layer)}.{parts[part]}.{suffix}"
     return f"{architecture.model[stem]}.{suffix}"
 
 
@@ -133,7 +168,8 @@ def missing_tensors(
 ) -> list[str]:
     """GGUF names of weights that a whole model has and `present` lacks, in order.
 
-    `output.weight` may be absent (tied to the embedding), and so may every bias.
+    `output.weight` may be absent (tied to the embedding), and so may every bias. Parts that
+    only some layers have are missed when their layer is loaded.
     """
     have = set(present)
     wanted = [f"{stem}.weight" for stem in architecture.model if stem != "output"]
