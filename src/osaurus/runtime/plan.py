@@ -1,0 +1,58 @@
+"""What loading a bundle with certain options would take here, and whether that is allowed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from osaurus.errors import InsufficientResources
+from osaurus.runtime.geometry import read_geometry
+from osaurus.runtime.machine import device_memory, host_memory
+from osaurus.runtime.memory import LoadFacts, LoadPlan, plan_load, weights_in_memory
+
+if TYPE_CHECKING:
+    from osaurus.runtime.load import LoadOptions
+
+logger = logging.getLogger(__name__)
+
+
+class _Bundle(Protocol):
+    @property
+    def model_id(self) -> str: ...
+    @property
+    def config(self) -> Mapping[str, Any]: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def quantization(self) -> str: ...
+
+
+def plan_of(bundle: _Bundle, options: LoadOptions, device: str) -> LoadPlan:
+    """Reads this machine's memory; loads nothing."""
+    engine = options.engine
+    facts = LoadFacts(
+        model_id=bundle.model_id,
+        weights_bytes=weights_in_memory(
+            bundle.size_bytes, bundle.quantization, options.compute_mode, options.quantize
+        ),
+        geometry=read_geometry(bundle.config),
+        capacity=engine.max_batch_size,
+        context_tokens=engine.max_context_tokens,
+        chunk_tokens=engine.prefill_chunk_tokens,
+        kv_item_bytes=4 if options.compute_mode == "float32" else 2,
+        kv_budget_bytes=engine.kv_budget_bytes,
+        snapshots=engine.cache.recurrent_entries,
+    )
+    return plan_load(facts, options.limits, host_memory(), device_memory(device))
+
+
+def check_memory(bundle: _Bundle, options: LoadOptions, device: str) -> LoadPlan:
+    """Say what the model will take. Raises `InsufficientResources` where that is refused."""
+    plan = plan_of(bundle, options, device)
+    logger.info("%s %s", plan.model_id, plan.summary)
+    for warning in plan.warnings:
+        logger.warning("%s", warning)
+    if not plan.allowed:
+        raise InsufficientResources(plan.blocking[0])
+    return plan
