@@ -22,7 +22,8 @@ from osaurus.bundle.describe import Description
 from osaurus.bundle.gguf_files import gguf_set_of, gguf_sets
 from osaurus.bundle.wheel_table import DEFAULT_MODEL, WHEEL_MODELS, find_wheel_model, installed_path
 from osaurus.errors import AmbiguousModel, ModelNotFound
-from osaurus.settings.paths import ModelRoot, model_roots
+from osaurus.settings.paths import ModelRoot
+from osaurus.settings.places import configured_model_roots
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class ModelListing:
 def list_models(roots: Sequence[ModelRoot] | None = None) -> list[ModelListing]:
     """Every model found, by id; of two with one id the first root's wins.
 
-    `roots` default to the environment's; models that lie in site-packages come last.
+    `roots` default to those of settings and environment; models in site-packages come last.
     """
     found: dict[str, ModelListing] = {}
     for listing in _all(roots):
@@ -153,7 +154,7 @@ def _by_path(name: str, *, explicit_only: bool) -> ModelListing | None:
 
 def _all(roots: Sequence[ModelRoot] | None) -> Iterator[ModelListing]:
     seen: set[Path] = set()
-    for root in model_roots() if roots is None else roots:
+    for root in configured_model_roots() if roots is None else roots:
         real = root.path.resolve()
         if real in seen or not real.is_dir():
             continue

@@ -25,7 +25,8 @@ from osaurus.cli.client import ServerClient, configured_address, configured_host
 from osaurus.cli.options import Json
 from osaurus.cli.terminal import columns, human_bytes, say
 from osaurus.errors import ModelNotFound, OsaurusError
-from osaurus.settings.paths import Place, home, hub_cache_dir, models_dir
+from osaurus.settings.paths import Place, home, hub_cache_dir
+from osaurus.settings.places import configured_models_dir
 
 #: The default model, a compiled kernel and room to work.
 _MIN_FREE_BYTES = 1_000_000_000
@@ -163,7 +164,7 @@ def check_home() -> Check:
 
 
 def check_models_dir() -> Check:
-    return _writable("models directory", models_dir(), "OSAURUS_MODELS_DIR")
+    return _writable("models directory", configured_models_dir(), "OSAURUS_MODELS_DIR")
 
 
 def _writable(name: str, place: Place, variable: str) -> Check:

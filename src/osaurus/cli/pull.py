@@ -23,7 +23,8 @@ from osaurus.bundle.wheels import WheelModel, find_wheel_model, installed_path
 from osaurus.cli.options import Json
 from osaurus.cli.terminal import columns, confirm, human_bytes, say
 from osaurus.errors import AmbiguousModel, ModelNotFound
-from osaurus.settings.paths import hub_cache_dir, models_dir
+from osaurus.settings.paths import hub_cache_dir
+from osaurus.settings.places import configured_models_dir
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -112,7 +113,7 @@ def plan_pull(model: str, revision: str | None) -> Plan:
 def _wheel_plan(entry: WheelModel) -> Plan:
     from osaurus.bundle.wheels import pull_wheel_model
 
-    target = models_dir().path
+    target = configured_models_dir().path
     present = installed_path(entry)
     if present is not None:
         found = present

@@ -40,12 +40,12 @@ def keep_heap_pages() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, 512 << 20)
 
 
-def trim_heap() -> None:
+def trim_heap(max_unused_bytes: int | None = CUDA_UNUSED_RESERVE) -> None:
     """Return free heap pages to the system where the C library can, and a CUDA device's
-    unused reserve when it is worth the pause."""
-    if torch.cuda.is_initialized():
+    unused reserve when it is more than that, which makes it worth the pause; None keeps it."""
+    if max_unused_bytes is not None and torch.cuda.is_initialized():
         unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        if unused > CUDA_UNUSED_RESERVE:
+        if unused > max_unused_bytes:
             torch.cuda.empty_cache()
     libc = _libc()
     if libc is not None:

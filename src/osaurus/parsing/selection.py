@@ -231,6 +231,13 @@ def choose_formats(
     )
 
 
+def check_overrides(*, tool_override: str | None, reasoning_override: str | None) -> None:
+    """Raises `InvalidField` for a setting that names no known format."""
+    choose_formats(
+        BundleFacts(), tool_override=tool_override, reasoning_override=reasoning_override
+    )
+
+
 def format_in_template(template: str) -> str | None:
     """The tool format that a chat template's text shows."""
     for texts, name in _TOOLS_BY_TEMPLATE:

@@ -51,6 +51,15 @@ def read_document(path: Path) -> tuple[Document | None, str]:
     return document, ""
 
 
+def peek_document(path: Path) -> Document:
+    """The same without a change on disk; empty for what cannot be read."""
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
 def write_document(path: Path, document: Mapping[str, Any]) -> None:
     """Replace the file at once: whoever reads it sees the old or the new one, whole. For its
     owner only, since it may hold a key. Raises `SettingsFileError`."""

@@ -132,8 +132,6 @@ class SettingsStore:
         settings = self._resolve(document, is_new=is_new, override=self._override)
         check_together(settings)
         self._document = document
-        for text in (*notices, *settings.notices):
-            logger.warning("%s", text)
         return Settings(resolved=settings.resolved, notices=(*notices, *settings.notices))
 
     def _read_legacy(self) -> Mapping[str, Any]:
