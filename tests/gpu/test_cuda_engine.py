@@ -26,6 +26,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama": dict(family="llama"),
     "mistral window": dict(family="mistral", head_dim=16, sliding_window=40),
     "qwen3": dict(family="qwen3", head_dim=16),
+    "lfm2": dict(family="lfm2", pad_token_id=0, full_attn_idxs=[1]),
+    "qwen3_next": dict(
+        family="qwen3_next",
+        head_dim=32,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=16,
+        linear_value_head_dim=32,
+        layer_types=[f"{kind}_attention" for kind in ("linear", "full", "linear")],
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=64,
+    ),
 }
 PROMPTS = [list(range(3 + i, 3 + i + n)) for i, n in enumerate((40, 1, 2, 77, 130, 16, 17, 33))]
 
@@ -55,9 +69,12 @@ def test_float32_greedy_tokens_equal_those_of_transformers(family: str, tmp_path
     engine.check()
 
 
+@pytest.mark.parametrize("family", ["llama", "lfm2", "qwen3_next"])
 @pytest.mark.parametrize("mode", ["float32", "bfloat16"])
-def test_requests_together_get_the_tokens_they_get_alone(mode: str, tmp_path: Path) -> None:
-    save_tiny(tmp_path, "llama")
+def test_requests_together_get_the_tokens_they_get_alone(
+    mode: str, family: str, tmp_path: Path
+) -> None:
+    save_tiny(tmp_path, **FAMILIES[family])
     kinds = [dict(temperature=t, seed=i, max_tokens=20) for i, t in enumerate([0.0, 1.0] * 4)]
     alone = []
     for prompt, kind in zip(PROMPTS, kinds, strict=True):

@@ -10,7 +10,7 @@ complete wait beside the matrix, and the next chunk computes their tile anew, fr
 matrix: how a prompt was cut changes no bit. The first decode row folds in what waits; decode
 goes token by token.
 
-Letters: T rows, B slots in a step, M tiles, N tokens of a tile, K key heads, H value heads
+Letters: T rows, M tiles, N tokens of a tile, K key heads, H value heads
 (a multiple of K; G = H / K), Dk, Dv head dims. Everything is float32.
 """
 
@@ -84,36 +84,33 @@ def gated_delta(
 
 
 def _decode(rows: DeltaRows, state: DeltaState, slots: Tensor, q_start: Sequence[int]) -> Tensor:
+    """Token by token, each slot by itself: its matrix stays in the processor's cache, and its
+    products have one shape whoever else takes the step."""
     held = state.num_waiting.index_select(0, slots).flatten().tolist()
-    for slot, count in zip(slots.tolist(), held, strict=True):
+    q, k = _by_value_head(rows.q, rows), _by_value_head(rows.k, rows)
+    kept = exp(rows.log_decay).unsqueeze(-1)  # [T, H, 1]
+    rate, own = rows.rate.unsqueeze(-1), (q * k).sum(-1, keepdim=True)
+    pair = torch.stack([q, k], dim=2)  # [T, H, 2, Dk]
+    out = torch.empty_like(rows.v)
+    for slot, count, (start, end) in zip(slots.tolist(), held, pairwise(q_start), strict=True):
         if count:
             _fold_waiting(state, slot, int(count), rows.q[:0])
-    out = torch.empty_like(rows.v)
-    spans = list(pairwise(q_start))
-    for index in range(max(end - start for start, end in spans)):
-        live = [i for i, (start, end) in enumerate(spans) if start + index < end]
-        at = torch.tensor([spans[i][0] + index for i in live], device=slots.device)
-        mine = slots if len(live) == len(spans) else slots[torch.tensor(live, device=slots.device)]
-        matrix = state.matrix.index_select(0, mine)
-        out[at] = delta_step(rows.select(at), matrix)
-        state.matrix.index_copy_(0, mine, matrix)
+        for row in range(start, end):
+            # A copy: a product may depend on how its operand is aligned.
+            matrix = state.matrix[slot].clone()
+            read = batched_product(pair[row], matrix) * kept[row].unsqueeze(-1)
+            asked, known = read.unbind(1)
+            told = rate[row] * (rows.v[row] - known)
+            written = k[row].unsqueeze(-1) * told.unsqueeze(-2)
+            torch.add(matrix.mul_(kept[row].unsqueeze(-1)), written, out=state.matrix[slot])
+            out[row] = asked + own[row] * told
     return out
 
 
-def delta_step(rows: DeltaRows, matrix: Tensor) -> Tensor:
-    """One token of each of B slots; matrix [B, H, Dk, Dv] is updated in place.
-
-    Returns [B, H, Dv]. A slot's products have the same shape whoever else takes the step.
-    """
+def _by_value_head(x: Tensor, rows: DeltaRows) -> Tensor:
+    """x [rows or tiles, K, ...], each key head repeated for the value heads that it serves."""
     group = rows.v.shape[1] // rows.k.shape[1]
-    q, k = (x.repeat_interleave(group, dim=1) for x in (rows.q, rows.k))
-    kept = exp(rows.log_decay).unsqueeze(-1)
-    pair = torch.stack([q, k], dim=2)  # [B, H, 2, Dk]
-    read = torch.stack([batched_product(x, s) for x, s in zip(pair, matrix, strict=True)])
-    asked, known = (read * kept.unsqueeze(-1)).unbind(2)
-    told = rows.rate.unsqueeze(-1) * (rows.v - known)
-    matrix.mul_(kept.unsqueeze(-1)).add_(k.unsqueeze(-1) * told.unsqueeze(-2))
-    return asked + (q * k).sum(-1, keepdim=True) * told
+    return x if group == 1 else x.repeat_interleave(group, dim=1)
 
 
 def _prefill(rows: DeltaRows, state: DeltaState, slot: int) -> Tensor:
@@ -163,7 +160,7 @@ def _tiles(rows: DeltaRows, matrix: Tensor, absorbed: int) -> tuple[Tensor, Tens
     nothing. All products have the shapes of whole tiles.
     """
     count, heads, v_dim = rows.v.shape
-    tiles, group = -(-count // TILE), heads // rows.k.shape[1]
+    tiles = -(-count // TILE)
     q, k, v = (_by_tile(x, tiles) for x in (rows.q, rows.k, rows.v))
     rate = _by_tile(rows.rate.unsqueeze(-1), tiles)  # [M, H, N, 1]
     # In double: differences of large sums.
@@ -176,10 +173,10 @@ def _tiles(rows: DeltaRows, matrix: Tensor, absorbed: int) -> tuple[Tensor, Tens
 
     both = torch.cat([k, q], dim=2)  # [M, K, 2 N, Dk]
     near = batched_product(both.flatten(0, 1), k.flatten(0, 1).transpose(1, 2))
-    near = near.view(tiles, -1, 2 * TILE, TILE).repeat_interleave(group, dim=1)
+    near = _by_value_head(near.view(tiles, -1, 2 * TILE, TILE), rows)
     solve = _inverse((near[:, :, :TILE] * fade * rate).tril(-1))
     attend = near[:, :, TILE:] * fade
-    both, k = (x.repeat_interleave(group, dim=1) for x in (both, k))
+    both, k = _by_value_head(both, rows), _by_value_head(k, rows)
     carried = (k * until_end).transpose(2, 3).contiguous()
 
     parts: list[Tensor] = []
@@ -214,8 +211,7 @@ def _inverse(lower: Tensor) -> Tensor:
 def gated_delta_reference(rows: DeltaRows, matrix: Tensor) -> tuple[Tensor, Tensor]:
     """The oracle: token by token, in the inputs' own precision. matrix: [H, Dk, Dv]; returns
     ([T, H, Dv], the matrix after the last token)."""
-    group = rows.v.shape[1] // rows.k.shape[1]
-    q, k = (x.repeat_interleave(group, dim=1) for x in (rows.q, rows.k))
+    q, k = _by_value_head(rows.q, rows), _by_value_head(rows.k, rows)
     out = torch.empty_like(rows.v)
     for t in range(out.shape[0]):
         matrix = matrix * rows.log_decay[t].exp()[:, None, None]
