@@ -97,7 +97,9 @@ MADE: dict[str, dict[str, Any]] = {
         o_lora_rank=16,
         index_n_heads=2,
         index_head_dim=16,
-        index_topk=8,
+        # Fewer rows than these exist: among the many scores of zero that two heads give, the
+        # choice of some would depend on how many there are, in transformers too.
+        index_topk=64,
         hc_mult=2,
         pad_token_id=0,
     ),

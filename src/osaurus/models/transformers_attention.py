@@ -162,7 +162,7 @@ class Step:
         sinks = kwargs["s_aux"].float() if call.sinks else None
         queries = q.transpose(1, 2).reshape(batch * tokens, heads, call.k_dim).float() * call.scale
         out = attend(queries, self.groups[memory.group], memory, call, sinks)
-        return out.to(q.dtype).view(batch, tokens, heads, call.v_dim)
+        return out.to(q.dtype).reshape(batch, tokens, heads, call.v_dim).contiguous()
 
 
 def store_rows(rows: Tensor, group: GroupBatch, memory: LayerMemory) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from osaurus.errors import UnsupportedBundle
 from osaurus.kernels.paged_attention import Span, plan_decode, plan_prefill
 from osaurus.models.base import ForwardBatch, GroupBatch, LayerMemory
-from osaurus.models.transformers_model import TransformersModel, call_network
+from osaurus.models.transformers_model import NetworkCall, TransformersModel
 from osaurus.topology.base import group_layers
 
 _BLOCK = 16
@@ -30,28 +30,27 @@ _LEAST = {torch.float32: 0.9999, torch.bfloat16: 0.97}
 
 @dataclass(frozen=True, slots=True)
 class OwnForward:
-    """What the model's own forward says of the last two tokens of each sequence."""
+    """What a network's own forward says of the last two tokens of each sequence."""
 
-    model: TransformersModel
     sequences: tuple[list[int], ...]
     logits: tuple[Tensor, ...]  # [2, V] float32 each
 
-    def check(self) -> None:
+    def check(self, model: TransformersModel) -> None:
         """Raise `UnsupportedBundle` unless the route says the same; where a prompt's second
         chunk is what differs, have prompts run a token at a time."""
-        worst = self._worst_likeness()
-        if worst < _LEAST[self.model.kv_dtype] and self.model.learnt.states:
-            self.model.continues_chunks = False
-            worst = self._worst_likeness()
-        if not worst >= _LEAST[self.model.kv_dtype]:
+        least = _LEAST[model.kv_dtype]
+        worst = self._worst_likeness(model)
+        if worst < least and model.keeps_state:
+            model.continues_chunks = False
+            worst = self._worst_likeness(model)
+        if worst < least:
             raise UnsupportedBundle(
-                f"{type(self.model.network).__name__}: rows that are packed or resumed give other "
-                f"logits than its own forward (likeness {worst:.4f}); it keeps something that has "
-                "no place in blocks or slots"
+                f"rows that are {model.route} give other logits than its own forward (likeness "
+                f"{worst:.4f}): it keeps something that has no place here"
             )
 
-    def _worst_likeness(self) -> float:
-        rig = _Rig(self.model)
+    def _worst_likeness(self, model: TransformersModel) -> float:
+        rig = _Rig(model)
         worst = 1.0
         for slot, tokens in enumerate(self.sequences):
             end = len(tokens) - 2
@@ -67,23 +66,22 @@ class OwnForward:
         return worst
 
 
-def own_forward(model: TransformersModel) -> OwnForward:
-    """Run the model as transformers would, with the attention it is set to."""
-    step = max(1, model.vocab_size // 97)
+def own_forward(call: NetworkCall) -> OwnForward:
+    """Run the network as transformers would, with the attention it is set to."""
+    vocab_size, device = call.network.config.get_text_config().vocab_size, call.network.device
+    step = max(1, vocab_size // 97)
     sequences = tuple(
-        [(5 + slot + index * step) % model.vocab_size for index in range(length)]
+        [(5 + slot + index * step) % vocab_size for index in range(length)]
         for slot, length in enumerate(_LENGTHS)
     )
     logits: list[Tensor] = []
     for tokens in sequences:
-        ids = torch.tensor([tokens], device=model.device)
-        places = torch.arange(len(tokens), device=model.device).unsqueeze(0)
+        ids = torch.tensor([tokens], device=device)
+        places = torch.arange(len(tokens), device=device).unsqueeze(0)
         with torch.inference_mode():
-            found = call_network(
-                model.network, {"input_ids": ids, "position_ids": places}, "", None
-            )
+            found = call({"input_ids": ids, "position_ids": places})
         logits.append(found[0, -2:].float())
-    return OwnForward(model, sequences, tuple(logits))
+    return OwnForward(sequences, tuple(logits))
 
 
 def _likeness(one: Tensor, other: Tensor) -> float:
@@ -107,7 +105,8 @@ class _Rig:
                 shape = (slots, paged.num_kv_heads, _BLOCK, paged.k_dim + paged.v_dim)
                 storage = torch.zeros(shape, dtype=model.kv_dtype, device=model.device)
             state = tuple(
-                torch.zeros(slots, *array.shape, device=model.device) for array in topology.arrays
+                torch.zeros(slots, *array.shape_at(max(_LENGTHS)), device=model.device)
+                for array in topology.arrays
             )
             group = of_layer.get(index, -1)
             self._memory.append(LayerMemory(group=group, storage=storage, state=state))

@@ -3,12 +3,14 @@
 *Packed*: nothing but attention remembers, so a step's rows are one row of tokens [1, T] with
 explicit positions. *Stacked*: layers keep state, so a prompt runs one slot a forward, [1, T],
 and decode rows of different slots are a batch, [B, 1], on states gathered from their slots.
+The third form, for a cache that fits neither, is in `transformers_single.py`.
 
 Letters: T rows, S slots, L logits rows, V vocabulary.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,39 +41,85 @@ class Learnt:
     topology: tuple[LayerTopology, ...]
 
 
+class NetworkCall:
+    """The network, called with what its class accepts."""
+
+    def __init__(self, network: Any) -> None:
+        self.network = network
+        self._accepted = frozenset(inspect.signature(network.forward).parameters)
+        is_state_only = "cache_params" in self._accepted
+        self._cache_keyword = "cache_params" if is_state_only else "past_key_values"
+
+    def __call__(self, given: dict[str, Any], cache: Any = None) -> Tensor:
+        """Logits [B, T, V] of a forward; [1, L, V] of `logits_to_keep` [L] where that is given."""
+        arguments = {**given, "use_cache": cache is not None, "return_dict": True}
+        if cache is not None:
+            arguments[self._cache_keyword] = cache
+        rows = arguments.get("logits_to_keep")
+        for name in ("logits_to_keep", "position_ids"):
+            if name not in self._accepted:
+                arguments.pop(name, None)
+        logits: Tensor = self.network(**arguments).logits
+        if rows is not None and "logits_to_keep" not in self._accepted:
+            logits = logits[:, rows]
+        return logits
+
+
 class TransformersModel:
-    """Implements `models.base.Model`. `new_cache` makes an empty cache of the model's own kind
-    whose attention layers keep nothing."""
+    """What both forms of `models.base.Model` share. `call` says how the network is called."""
+
+    reads_coded_kv = False
+    #: How its rows run, for people.
+    route = ""
+    #: Whether a chunk after the first gives what the whole prompt gives: some architectures scan
+    #: a chunk from an empty state whatever came before. Those run a token at a time.
+    continues_chunks = True
 
     def __init__(
-        self,
-        network: Any,
-        learnt: Learnt,
-        *,
-        new_cache: Callable[[], Any],
-        cache_keyword: str,
-        max_context_tokens: int,
-        kv_dtype: torch.dtype,
-        device: torch.device,
-        nbytes: int,
+        self, call: NetworkCall, *, max_context_tokens: int, kv_dtype: torch.dtype, nbytes: int
     ) -> None:
-        self.vocab_size = network.config.get_text_config().vocab_size
+        self.call = call
+        self.vocab_size: int = call.network.config.get_text_config().vocab_size
         self.max_context_tokens = max_context_tokens
         self.kv_dtype = kv_dtype
-        self.device = device
+        self.device: torch.device = call.network.device
         self.nbytes = nbytes
-        self.network = network
-        self.learnt = learnt
-        self.reads_coded_kv = not learnt.states and all(call.is_plain for call in learnt.calls)
-        #: Whether a chunk after the first gives what the whole prompt gives: some architectures
-        #: scan a chunk from an empty state whatever came before. Those run a token at a time.
-        self.continues_chunks = True
-        self._new_cache, self._cache_keyword = new_cache, cache_keyword
 
     @property
-    def route(self) -> str:
-        """How its rows run, for people: `packed` or `stacked`."""
-        return "stacked" if self.learnt.states else "packed"
+    def layers_topology(self) -> tuple[LayerTopology, ...]:
+        raise NotImplementedError
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether prompts run one slot a forward."""
+        raise NotImplementedError
+
+    def forward(self, batch: ForwardBatch, kv: Sequence[LayerMemory]) -> ForwardOutput:
+        raise NotImplementedError
+
+    def check_batch(self, batch: ForwardBatch) -> None:
+        if batch.taps:
+            raise ValueError("hidden states of a model of the transformers route are not given")
+        if batch.num_small not in (0, batch.num_rows):
+            raise ValueError("decode and prefill rows do not share a forward")
+
+
+class RowsModel(TransformersModel):
+    """Packed or stacked. `new_cache` makes an empty cache of the model's own kind whose
+    attention layers keep nothing."""
+
+    def __init__(
+        self, call: NetworkCall, learnt: Learnt, new_cache: Callable[[], Any], **common: Any
+    ) -> None:
+        super().__init__(call, **common)
+        self.learnt = learnt
+        self.route = "stacked" if learnt.states else "packed"
+        self.reads_coded_kv = not learnt.states and all(call.is_plain for call in learnt.calls)
+        self._new_cache = new_cache
+
+    @property
+    def keeps_state(self) -> bool:
+        return bool(self.learnt.states)
 
     @property
     def layers_topology(self) -> tuple[LayerTopology, ...]:
@@ -79,10 +127,7 @@ class TransformersModel:
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: Sequence[LayerMemory]) -> ForwardOutput:
-        if batch.taps:
-            raise ValueError("hidden states of a model of the transformers route are not given")
-        if batch.num_small not in (0, batch.num_rows):
-            raise ValueError("decode and prefill rows do not share a forward")
+        self.check_batch(batch)
         if not self.learnt.states:
             logits = self._run(batch, kv, slice(None), batch.groups, None)
             return ForwardOutput(logits=logits)
@@ -188,7 +233,7 @@ class TransformersModel:
             is_decode=batch.num_small > 0,
         )
         with during(step):
-            logits = call_network(self.network, given, self._cache_keyword, cache)
+            logits = self.call(given, cache)
         if step.done != len(self.learnt.calls):
             raise RuntimeError(f"{step.done} of {len(self.learnt.calls)} attention calls were made")
         if stacked:
@@ -197,20 +242,3 @@ class TransformersModel:
 
     def _states(self, kv: Sequence[LayerMemory]) -> CacheStates:
         return CacheStates(self.learnt.states, kv)
-
-
-def call_network(network: Any, given: dict[str, Any], cache_keyword: str, cache: Any) -> Tensor:
-    """Logits [B, T, V] of a forward; [1, L, V] of `logits_to_keep` [L] where that is given."""
-    arguments = {**given, "use_cache": cache is not None, "return_dict": True}
-    if cache is not None:
-        arguments[cache_keyword] = cache
-    accepted = network.osaurus_parameters
-    rows = arguments.get("logits_to_keep")
-    if "logits_to_keep" not in accepted:
-        arguments.pop("logits_to_keep", None)
-    if "position_ids" not in accepted:
-        arguments.pop("position_ids")
-    logits = network(**arguments).logits
-    if rows is not None and "logits_to_keep" not in accepted:
-        logits = logits[:, rows]
-    return logits

@@ -8,7 +8,7 @@ before it serves anybody.
 
 from __future__ import annotations
 
-import inspect
+import logging
 import os
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -26,7 +26,14 @@ from osaurus.models.transformers_attention import (
 )
 from osaurus.models.transformers_check import own_forward
 from osaurus.models.transformers_experts import experts_function
-from osaurus.models.transformers_model import Learnt, TransformersModel, call_network
+from osaurus.models.transformers_model import (
+    Learnt,
+    NetworkCall,
+    RowsModel,
+    TransformersModel,
+)
+from osaurus.models.transformers_own_cache import OwnCaches, learn_own_cache
+from osaurus.models.transformers_single import SingleSlotModel
 from osaurus.models.transformers_state import learn_states
 from osaurus.models.transformers_weights import WeightMap, check_loaded, freeze, install
 from osaurus.quant.schemes import read_schemes
@@ -37,8 +44,12 @@ from osaurus.types.weights import QuantizeOnLoad
 if TYPE_CHECKING:
     from osaurus.bundle.weights import WeightSource
 
+_log = logging.getLogger(__name__)
+
 #: Names in transformers' registries. The second one also has masks made, to learn from them.
 _NAME, _PROBE_NAME = "osaurus", "osaurus_probe"
+#: The form of attention that every architecture has and that leaves nothing out.
+_EAGER = "eager"
 #: The context of a model whose config states none: state alone has no limit.
 _UNSTATED_CONTEXT = 32768
 _NO_THREADS = "HF_DEACTIVATE_ASYNC_LOAD"
@@ -62,28 +73,80 @@ def build(
         cls, parsed = _class_of(transformers, config)
         network, nbytes = _load(cls, parsed, config, source, mode, device, on_load)
         _register(transformers)
-        network.osaurus_parameters = frozenset(inspect.signature(network.forward).parameters)
-        _use(network, _PROBE_NAME)
-        new_cache = _cache_factory(transformers, network.config)
-        keyword = (
-            "cache_params" if "cache_params" in network.osaurus_parameters else "past_key_values"
+        common = {
+            "max_context_tokens": _context(network.config),
+            "kv_dtype": torch.float32 if mode == "float32" else torch.bfloat16,
+            "nbytes": nbytes,
+        }
+        return _served(transformers, NetworkCall(network), common)
+
+
+def _served(transformers: Any, call: NetworkCall, common: dict[str, Any]) -> TransformersModel:
+    """The first form in which the model says what its own forward says."""
+    name = type(call.network).__name__
+    _use(call.network, _EAGER)
+    with _named(name):
+        expected = own_forward(call)
+    try:
+        with _named(name):
+            model = _rows_model(transformers, call, common)
+            expected.check(model)
+        return model
+    except UnsupportedBundle as first:
+        try:
+            with _named(name):
+                single = _single_slot_model(transformers, call, common)
+                expected.check(single)
+            _log.info("%s; it runs with its own cache, one slot a forward", first.message)
+            return single
+        except UnsupportedBundle as second:
+            raise UnsupportedBundle(
+                f"{first.message}; with its own cache: {second.message.removeprefix(f'{name}: ')}"
+            ) from None
+
+
+def _rows_model(transformers: Any, call: NetworkCall, common: dict[str, Any]) -> RowsModel:
+    _use(call.network, _PROBE_NAME)
+    new_cache = _rows_cache(transformers, call.network.config)
+    learnt = _learn(call, new_cache)
+    _use(call.network, _NAME)
+    return RowsModel(call, learnt, new_cache, **common)
+
+
+def _single_slot_model(
+    transformers: Any, call: NetworkCall, common: dict[str, Any]
+) -> SingleSlotModel:
+    _use(call.network, _EAGER)
+    config = call.network.config
+
+    def new_cache() -> Any:
+        return transformers.DynamicCache(config=config)
+
+    cache, fed = new_cache(), 0
+
+    def feed(count: int) -> None:
+        nonlocal fed
+        places = torch.arange(fed, fed + count, device=call.network.device).unsqueeze(0)
+        call(
+            {"input_ids": places % common["max_context_tokens"] % 251, "position_ids": places},
+            cache,
         )
-        learnt = _learn(network, new_cache, keyword)
-        model = TransformersModel(
-            network,
-            learnt,
-            new_cache=new_cache,
-            cache_keyword=keyword,
-            max_context_tokens=_context(network.config),
-            kv_dtype=torch.float32 if mode == "float32" else torch.bfloat16,
-            device=torch.device(device),
-            nbytes=nbytes,
-        )
-        _use(network, "eager")
-        expected = own_forward(model)
-        _use(network, _NAME)
-        expected.check()
-    return model
+        fed += count
+
+    with torch.inference_mode():
+        layers = learn_own_cache(cache, feed)
+    return SingleSlotModel(call, OwnCaches(layers, new_cache), **common)
+
+
+@contextmanager
+def _named(name: str) -> Generator[None]:
+    """Whatever a network's code raises becomes one line that names its class."""
+    try:
+        yield
+    except BundleError as error:
+        raise type(error)(f"{name}: {error.message}") from None
+    except Exception as error:
+        raise UnsupportedBundle(f"{name}: its code cannot run this way: {_line(error)}") from error
 
 
 def _import(config: Mapping[str, Any]) -> Any:
@@ -165,7 +228,7 @@ def _load(
             config=parsed,
             state_dict=weights.state(loader.dtype),
             dtype=loader.dtype,
-            attn_implementation="eager",
+            attn_implementation=_EAGER,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
@@ -180,45 +243,31 @@ def _load(
     return network.to(device).eval(), taken
 
 
-def _learn(network: Any, new_cache: Any, keyword: str) -> Learnt:
+def _learn(call: NetworkCall, new_cache: Any) -> Learnt:
     """Run one token through the network and look what it asks for and keeps."""
     probe, cache = Probe(), new_cache()
-    token = torch.zeros(1, 1, dtype=torch.int64, device=network.device)
-    given = {"input_ids": token + 1, "position_ids": token}
-    try:
-        with torch.inference_mode(), during(probe):
-            call_network(network, given, keyword, cache)
-    except BundleError as error:
-        raise type(error)(f"{type(network).__name__}: {error.message}") from None
-    except Exception as error:
-        raise UnsupportedBundle(
-            f"{type(network).__name__} cannot run on blocks of keys and values: {_line(error)}"
-        ) from error
+    token = torch.zeros(1, 1, dtype=torch.int64, device=call.network.device)
+    with torch.inference_mode(), during(probe):
+        call({"input_ids": token + 1, "position_ids": token}, cache)
     if cache.foreign:
-        raise UnsupportedBundle(
-            f"{type(network).__name__} keeps a {cache.foreign}, which has no place in blocks or "
-            "slots"
-        )
+        raise UnsupportedBundle(f"a {cache.foreign} has no place in blocks")
     if cache.updates and not probe.calls:
-        raise UnsupportedBundle(
-            f"{type(network).__name__} computes attention by itself, past the interface that "
-            "blocks of keys and values need"
-        )
+        raise UnsupportedBundle("its attention does not use the interface that blocks need")
     states = learn_states(cache)
     paged: dict[int, AttentionTopology] = {}
     layers: list[int] = []
-    count = max(len(cache.layers), network.config.get_text_config().num_hidden_layers)
-    for call in probe.calls:
-        if call.shared is not None:
-            layers.append(layers[call.shared])
+    count = max(len(cache.layers), call.network.config.get_text_config().num_hidden_layers)
+    for one in probe.calls:
+        if one.shared is not None:
+            layers.append(layers[one.shared])
             continue
-        layer = call.layer if call.layer is not None else len(layers)
+        layer = one.layer if one.layer is not None else len(layers)
         if layer in paged or layer >= count:
             layer = count = count + 1  # a second attention in one layer has an entry of its own
             layer -= 1
         layers.append(layer)
         paged[layer] = AttentionTopology(
-            num_kv_heads=call.kv_heads, k_dim=call.k_dim, v_dim=call.v_dim, window=call.window
+            num_kv_heads=one.kv_heads, k_dim=one.k_dim, v_dim=one.v_dim, window=one.window
         )
     kept = {form.layer: form.topology for form in states}
     topology: list[LayerTopology] = []
@@ -234,7 +283,7 @@ def _learn(network: Any, new_cache: Any, keyword: str) -> Learnt:
     )
 
 
-def _cache_factory(transformers: Any, config: Any) -> Any:
+def _rows_cache(transformers: Any, config: Any) -> Any:
     """Makes caches of the model's own kind whose attention layers hand their rows on: what they
     would keep lies in blocks."""
 
@@ -256,7 +305,7 @@ def _cache_factory(transformers: Any, config: Any) -> Any:
             return key_states, value_states
 
         def update_indexer(self, *args: Any, **kwargs: Any) -> Any:
-            raise UnsupportedBundle("an indexer's keys have no place in blocks or slots")
+            raise UnsupportedBundle("an indexer's keys have no place in blocks")
 
         def get_seq_length(self, layer_idx: int = 0) -> int:
             return self.seen
