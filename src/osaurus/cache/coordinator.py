@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-import sqlite3
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from osaurus.cache.blocks import BlockPool, BlockTable
 from osaurus.cache.key import ModelKey, namespace_of, policy_salt
 from osaurus.cache.lookup import PrefixLookup
+from osaurus.cache.policy import resolve_kv_policy
 from osaurus.cache.prefix import PrefixIndex
 from osaurus.cache.restore import DiskRestore
 from osaurus.cache.sequence import CachedSequence
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from osaurus.cache.disk import DiskStore
 
 logger = logging.getLogger(__name__)
+
+
+#: How long a shutdown waits for what is still to be written.
+CLOSE_TIMEOUT_S = 30.0
 
 
 class CacheCoordinator:
@@ -55,6 +60,9 @@ class CacheCoordinator:
         self._kv_mode = kv_mode
         self.index = PrefixIndex(pool)
         self.disk = disk
+        if disk is not None:
+            # Now, since an import can fail later for want of file handles.
+            import osaurus.cache.records  # noqa: F401
         self._lookup = PrefixLookup(
             pool, self.index, states, reuse_generated=config.reuse_generated
         )
@@ -87,12 +95,19 @@ class CacheCoordinator:
         """The request's place in the cache; salts and keys are fixed here, once."""
         if not self.is_enabled:
             return CachedSequence.off(self._pool.block_tokens)
-        mode = self._kv_mode if hints.kv_mode is None else hints.kv_mode
+        mode, cap = resolve_kv_policy(
+            replace(self.config, kv_mode=self._kv_mode),
+            hints.kv_mode,
+            None,
+            len(prompt),
+            # A prompt that does not fit the pool is refused before it comes here.
+            full_kv_fits=True,
+        )
         size = self._pool.block_tokens
         boundaries = self.states.boundaries(len(prompt), hints.stable_tokens)
         ends = [n // size * size for n in (hints.stable_tokens, len(prompt) - 1)]
         sequence = CachedSequence(
-            namespace=namespace_of(self._key, hints, policy_salt(mode, None)),
+            namespace=namespace_of(self._key, hints, policy_salt(mode, cap)),
             serial=next(self._serials),
             block_tokens=size,
             prompt_tokens=len(prompt),
@@ -103,6 +118,10 @@ class CacheCoordinator:
         sequence.extend(prompt)
         return sequence
 
+    def sibling(self, sequence: CachedSequence) -> CachedSequence:
+        """The place of another choice of the same prompt: its keys are the same."""
+        return sequence.sibling(next(self._serials))
+
     def plan_restore(self, sequence: CachedSequence, num_tokens: int) -> int:
         """Decide which records to read so that the longest prefix of `num_tokens` - 1 tokens
         can be taken over; returns their number. One token is always left to be fed."""
@@ -111,12 +130,13 @@ class CacheCoordinator:
         self._restore.plan(sequence, self._last_block(sequence, num_tokens))
         return len(sequence.record_keys)
 
-    def restore_next(self, sequence: CachedSequence) -> int:
-        """Read one planned record into the memory tier; returns the tokens it covers up to.
-        A record that cannot be read is counted and left out, with everything after it."""
+    def restore_next(self, sequence: CachedSequence, wait_s: float = 0.0) -> int | None:
+        """Bring one planned record into the memory tier; returns the tokens it covers up to,
+        None while it is still being read, for which this waits at most `wait_s`. A record that
+        cannot be read is counted and left out, with everything after it."""
         if self._restore is None or not sequence.record_keys:
             return 0
-        return self._restore.read_next(sequence)
+        return self._restore.read_next(sequence, wait_s)
 
     def take_over(
         self,
@@ -179,7 +199,7 @@ class CacheCoordinator:
             reached = range(matched // self._pool.block_tokens)
             chain = [self._lookup.keys(sequence, index) for index in reached]
             self.states.snapshots.newest([key for keys in chain for key in reversed(keys)])
-        sequence.matched_tokens = matched
+        sequence.matched_tokens = sequence.reached_tokens = matched
         if matched == 0:
             sequence.detail = "miss"
         elif sequence.detail != "disk":
@@ -195,12 +215,18 @@ class CacheCoordinator:
             prompt_tokens=sequence.prompt_tokens,
         )
 
-    def extended(self, sequence: CachedSequence, added: int) -> None:
-        """The request took over `added` more tokens, which another one computed meanwhile."""
+    def extended(self, sequence: CachedSequence, reached: int) -> None:
+        """The request, which had been looked up, stands at `reached` tokens of its prompt now:
+        others computed the rest meanwhile. What it had taken over before, until it lost its
+        blocks, does not count twice."""
+        added = min(reached, sequence.prompt_tokens - 1) - sequence.reached_tokens
+        if added <= 0 or sequence.is_off:
+            return
         if sequence.matched_tokens == 0:
             self._count(misses=-1, memory_hits=1)
             sequence.detail = "paged"
         sequence.matched_tokens += added
+        sequence.reached_tokens += added
         self._count(hit_tokens=added)
 
     # While it runs.
@@ -260,24 +286,42 @@ class CacheCoordinator:
             sequence.proven = sequence.labelled
 
     def reject(self, sequence: CachedSequence) -> None:
-        """The request failed or its logits were not finite: nothing unproven of it stays."""
+        """The request failed: nothing unproven of it stays."""
         self.index.forget(self._lookup.own_keys(sequence), unproven_only=True)
         self.states.forget(sequence.unproven_snapshots)
+
+    def reject_all(self, sequence: CachedSequence) -> None:
+        """Its logits were not finite: no block or snapshot that it read may serve again, nor
+        be read back. Another's finite logits prove little beyond a window."""
+        keys = self._lookup.all_keys(sequence)
+        self.index.forget(keys, disproven=True)
+        self.states.forget(keys)
+        if self._restore is not None:
+            self._restore.reject(sequence)
 
     def hand_over(self, sequence: CachedSequence) -> None:
         """Queue what is exact of a sequence for the disk, before its blocks are coded and
         leave the memory tier."""
         sequence.is_handed_over = True
-        if self._queue is not None and not sequence.is_off:
+        self._queue_for_disk(sequence)
+
+    def _queue_for_disk(self, sequence: CachedSequence) -> None:
+        if self._queue is None or sequence.is_off:
+            return
+        try:
             self._count(stores_dropped=self._queue.add(sequence))
+        except Exception:
+            # Whatever happens to a store, no answer depends on it.
+            self._count(store_failures=1)
+            logger.exception("blocks of %s were not queued for the disk", self._key.name)
 
     def finished(self, sequence: CachedSequence, *, store: bool) -> None:
         """Queue the request's blocks for the disk (its tables still hold them) and drop what
         the settings do not let stay in memory."""
-        if store and self._queue is not None and not sequence.is_off | sequence.is_handed_over:
-            self._count(stores_dropped=self._queue.add(sequence))
+        if store and not sequence.is_handed_over:
+            self._queue_for_disk(sequence)
         if not self.keeps_blocks:
-            keys = self._lookup.own_keys(sequence)
+            keys = self._lookup.all_keys(sequence)
             self.index.forget(keys)
             self.states.forget(keys)
 
@@ -319,7 +363,12 @@ class CacheCoordinator:
         """Copy one record for the writer; False when there is none or the writer is busy."""
         if self._queue is None or not self._queue.can_store:
             return False
-        self._queue.store_next()
+        try:
+            self._queue.store_next()
+        except Exception:
+            # Whatever happens to a store, no answer depends on it.
+            self._count(store_failures=1)
+            logger.exception("a record of %s was not stored", self._key.name)
         return True
 
     def drop_pending(self) -> bool:
@@ -337,10 +386,7 @@ class CacheCoordinator:
         self.index.clear()
         self.states.snapshots.clear()
         if self.disk is not None:
-            try:
-                self.disk.clear(model=self._key.name)
-            except (OSError, sqlite3.Error):
-                logger.exception("the KV cache of %s on disk was not cleared", self._key.name)
+            self.disk.clear_soon(self._key.name)
 
     def stats(self) -> CacheStats:
         return replace(
@@ -365,11 +411,19 @@ class CacheCoordinator:
         }
 
     def close(self) -> None:
-        """Write what is queued and let go of the disk; memory goes with the pool."""
+        """Write what is queued and let go of the disk; memory goes with the pool. What is not
+        written within `CLOSE_TIMEOUT_S` is given up."""
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
         if self._queue is not None:
-            self._queue.write_all()
+            try:
+                self._count(stores_dropped=self._queue.write_all(CLOSE_TIMEOUT_S))
+            except Exception:
+                logger.exception("the prefixes of %s were not all stored", self._key.name)
+                self._queue.drop()
+        if self._restore is not None:
+            self._restore.close()
         if self.disk is not None:
-            self.disk.close()
+            self.disk.close(max(0.1, deadline - time.monotonic()))
 
     def _count(self, **amounts: int) -> None:
         changed = {name: getattr(self._stats, name) + n for name, n in amounts.items()}

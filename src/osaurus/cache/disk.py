@@ -157,6 +157,7 @@ class DiskStore:
         self._clock = clock
         self._counters = Counters()
         self._closed = False
+        self._clears_waiting = 0
         self._storer = RecordStorer(
             files,
             index,
@@ -325,17 +326,35 @@ class DiskStore:
         self._writer.discard(
             lambda record: _is_meant(record.namespace, record.model, namespace, model)
         )
+        rows = self._clear_rows(namespace, model)
+        if namespace is None and model is None:
+            for key in self._files.scan():
+                self._files.remove(key)
+            self._files.trim_quarantine(0)
+        return Cleared(len(rows), sum(row.file_size for row in rows))
+
+    def clear_soon(self, model: str) -> None:
+        """Delete a model's records on the writer's thread, after what it is writing. For the
+        engine's thread, which must not wait for a disk; nothing is found until it is done."""
+
+        def clear() -> None:
+            try:
+                self._clear_rows(None, model)
+            finally:
+                self._clears_waiting -= 1
+
+        self._clears_waiting += 1
+        if not self._writer.call(clear):
+            self._clears_waiting -= 1
+
+    def _clear_rows(self, namespace: str | None, model: str | None) -> list[RecordRow]:
         rows = [
             row
             for row in self._index.rows()
             if _is_meant(row.namespace, row.model, namespace, model)
         ]
         upkeep.delete(self._files, self._index, [row.key for row in rows])
-        if namespace is None and model is None:
-            for key in self._files.scan():
-                self._files.remove(key)
-            self._files.trim_quarantine(0)
-        return Cleared(len(rows), sum(row.file_size for row in rows))
+        return rows
 
     def verify(self) -> VerifyReport:
         """Check every file against its checksum; damaged ones go to quarantine.
@@ -365,6 +384,8 @@ class DiskStore:
         self, namespace: str, kind: RecordKind, digests: Sequence[bytes]
     ) -> list[dict[str, int]]:
         """For each digest its records that are there, as key: place."""
+        if self._clears_waiting:
+            return [{} for _ in digests]
         by_digest: dict[bytes, dict[str, int]] = {}
         pending = self._writer.pending_places(namespace, kind, digests)
         rows = self._asked(lambda: self._index.find(namespace, kind, digests), [])
@@ -401,7 +422,7 @@ class DiskStore:
         """An answer of the index, or `otherwise` when it cannot give one."""
         try:
             return ask()
-        except sqlite3.Error as error:
+        except (OSError, sqlite3.Error) as error:
             if not self._closed:
                 self._counters.add("index_errors")
                 _log.warning("the index of %s failed: %s", self.directory, error)

@@ -128,8 +128,8 @@ class RecordFiles:
         """Delete a record's file, if there. Safe while another process reads it."""
         try:
             os.unlink(self.path(key))
-        except FileNotFoundError:
-            return False
+        except (FileNotFoundError, IsADirectoryError):
+            return False  # a directory of that name is not ours
         return True
 
     def quarantine(self, key: str) -> None:
@@ -170,7 +170,8 @@ class RecordFiles:
         found: dict[str, StoredFile] = {}
         with os.scandir(self.directory) as entries:
             for entry in entries:
-                if match := _RECORD.fullmatch(entry.name):
+                match = _RECORD.fullmatch(entry.name)
+                if match and entry.is_file(follow_symlinks=False):
                     with contextlib.suppress(FileNotFoundError):
                         status = entry.stat(follow_symlinks=False)
                         found[match[1]] = StoredFile(status.st_size, status.st_mtime)

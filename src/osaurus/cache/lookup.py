@@ -40,6 +40,15 @@ class PrefixLookup:
         """Keys of the blocks that the request made or took over."""
         return [key for i in range(first, sequence.labelled) for key in self.keys(sequence, i)]
 
+    def all_keys(self, sequence: CachedSequence) -> list[bytes]:
+        """Keys of every block of the sequence, in either form."""
+        indices = range(len(sequence.digests))
+        return [
+            key
+            for index in indices
+            for key in (sequence.exact_key(index), sequence.generated_key(index))
+        ]
+
     def blocks_of(self, sequence: CachedSequence, index: int) -> list[int | None]:
         """The pool's blocks in memory that can serve the index."""
         blocks: list[int | None] = [None] * len(self._pool.groups)

@@ -61,12 +61,15 @@ class PrefixIndex:
             if entry is not None:
                 entry.proven = True
 
-    def forget(self, keys: Iterable[bytes], *, unproven_only: bool = False) -> None:
+    def forget(
+        self, keys: Iterable[bytes], *, unproven_only: bool = False, disproven: bool = False
+    ) -> None:
         """Entries cease to exist; blocks that somebody holds are freed with their last hold.
-        Unproven ones are zeroed then."""
+        Unproven ones are zeroed then, and all if they are `disproven`."""
         for key in keys:
             entry = self._entries.get(key)
             if entry is not None and not (unproven_only and entry.proven):
+                entry.proven = entry.proven and not disproven
                 self._remove(entry)
 
     def forget_block(self, group: int, block: int) -> None:

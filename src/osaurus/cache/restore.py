@@ -1,12 +1,14 @@
 """Prefixes back from disk: which records to read, and each of them into the memory tier.
 
 A record that cannot be read, or does not fit, costs what follows it and never a request.
-Only the engine's thread calls this.
+Only the engine's thread calls this; files are read on another.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 from osaurus.cache.blocks import BlockPool
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Blocks that reading from disk must save; fewer are computed sooner than opened.
 MIN_DISK_BLOCKS = 2
+#: A record that takes longer is computed instead.
+READ_TIMEOUT_S = 10.0
 
 
 class DiskRestore:
@@ -45,6 +49,8 @@ class DiskRestore:
         self._disk = disk
         self._count = count
         self._parts = parts_of(pool)
+        # A thread of its own: a slow disk must not hold up the streams that run.
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="kv-reader")
 
     def plan(self, sequence: CachedSequence, last: int) -> None:
         """Set `record_keys` to what is to be read so that the longest prefix of at most `last`
@@ -121,10 +127,24 @@ class DiskRestore:
                             chosen.append(record)
                         break
 
-    def read_next(self, sequence: CachedSequence) -> int:
-        """Read one planned record into the memory tier; returns the tokens it covers up to.
-        A record that cannot be read is counted and left out, with everything after it."""
-        record = self._disk.load(sequence.record_keys.pop(0))
+    def read_next(self, sequence: CachedSequence, wait_s: float) -> int | None:
+        """Bring one planned record into the memory tier; returns the tokens it covers up to,
+        None while it is still being read, for which this waits at most `wait_s`. A record that
+        cannot be read is counted and left out, with everything after it."""
+        reading = sequence.reading or self._start(sequence)
+        wait([reading], timeout=wait_s)
+        if not reading.done():
+            if time.monotonic() - sequence.reading_since < READ_TIMEOUT_S:
+                return None
+            self._count(restores_given_up=1)
+            sequence.record_keys.clear()
+            sequence.reading = None
+            return 0
+        sequence.record_keys.pop(0)
+        sequence.reading = None
+        if sequence.record_keys:
+            self._start(sequence)  # the next is read while this one is copied
+        record = reading.result()
         taken = record is not None and (
             self._take_run(sequence, record)
             if record.kind == "run"
@@ -132,15 +152,43 @@ class DiskRestore:
         )
         if record is None or not taken:
             sequence.record_keys.clear()
+            sequence.reading = None
             return 0
         sequence.detail = "disk"
         sequence.read_keys.append(record.key)
         return record.end_token
 
+    def _start(self, sequence: CachedSequence) -> Future[Record | None]:
+        reading = self._reader.submit(self._disk.load, sequence.record_keys[0])
+        sequence.reading, sequence.reading_since = reading, time.monotonic()
+        return reading
+
+    def close(self) -> None:
+        """Begin no more reads; does not wait for one that hangs."""
+        self._reader.shutdown(wait=False, cancel_futures=True)
+
+    def reject(self, sequence: CachedSequence) -> None:
+        """Put aside every record that holds a block or snapshot of the sequence."""
+        keys = self._lookup.all_keys(sequence)
+        asked = [part_key(key, part) for key in keys for part in range(len(self._parts))]
+        runs = self._disk.find(sequence.namespace.hex(), asked)
+        records = {place.key for place in runs if place is not None}
+        if self._states.is_used:
+            snapshots = [snapshot_digest(key) for key in keys]
+            found = self._disk.find_snapshots(sequence.namespace.hex(), snapshots)
+            records |= {key for key in found if key}
+        for key in records:
+            self._disk.reject(key, "a prompt that read it had logits that were not finite")
+
     def _take_run(self, sequence: CachedSequence, record: Record) -> bool:
+        # A record says which tokens it covers; their keys are looked up, no others.
+        size = self._pool.block_tokens
+        covered = range(
+            record.first_token // size, min(record.end_token // size, len(sequence.digests))
+        )
         wanted = {
             part_key(key, part): (key, part)
-            for index in range(len(sequence.digests))
+            for index in covered
             for key in self._lookup.keys(sequence, index)
             for part in range(len(self._parts))
         }

@@ -56,7 +56,9 @@ class Run:
 
     @property
     def record_key(self) -> str:
-        return part_key(self.keys[-1], self.part).hex()[:32]
+        """By both ends: a run that begins later is another record."""
+        ends = (part_key(self.keys[0], self.part), part_key(self.keys[-1], self.part))
+        return framed_digest("run1", *ends).hex()[:32]
 
     def nbytes(self, pool: BlockPool) -> int:
         return sum(pool.block_bytes[g] for g in self.groups) * len(self.keys)

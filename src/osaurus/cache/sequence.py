@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from osaurus.cache.key import ROOT, block_digest, generated_digest
 from osaurus.types.events import CacheDetail
+
+if TYPE_CHECKING:
+    from osaurus.cache.records import Record
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -29,8 +34,11 @@ class CachedSequence:
     proven: int = 0  #: of those, blocks whose values are known to be finite
     unproven_snapshots: list[bytes] = field(default_factory=list)  #: keys of those it took
     matched_tokens: int = 0  #: of the prompt, taken over at admission or later
+    reached_tokens: int = 0  #: as far as that was counted
     detail: CacheDetail = "miss"
     record_keys: list[str] = field(default_factory=list)  #: still to be read from disk
+    reading: Future[Record | None] | None = None  #: the first of them, if it is being read
+    reading_since: float = 0.0  #: monotonic seconds
     read_keys: list[str] = field(default_factory=list)  #: read for this request
 
     is_handed_over: bool = False  #: to the disk already, while it runs
@@ -46,6 +54,17 @@ class CachedSequence:
             exact_until=0,
             detail="disabled",
             is_off=True,
+        )
+
+    def sibling(self, serial: int) -> CachedSequence:
+        """Another choice of the same prompt, before either has begun."""
+        return replace(
+            self,
+            serial=serial,
+            digests=list(self.digests),
+            unproven_snapshots=[],
+            record_keys=[],
+            read_keys=[],
         )
 
     def extend(self, tokens: Sequence[int]) -> None:

@@ -7,6 +7,7 @@ Only the engine's thread calls this.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +25,10 @@ from osaurus.cache.state_tier import StateTier
 if TYPE_CHECKING:
     from osaurus.cache.disk import DiskStore
     from osaurus.cache.records import Record
+
+
+#: Share of the pool that may wait for a busy writer.
+MAX_HELD_SHARE = 0.25
 
 
 class _Waiting(Protocol):
@@ -95,6 +100,8 @@ class StoreQueue:
         self._model = model
         self._parts = parts_of(pool)
         self._waiting: deque[_Waiting] = deque()
+        self._keys: set[str] = set()  #: of what waits
+        self._held_bytes = 0  #: of the pool, by runs that wait
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -110,7 +117,7 @@ class StoreQueue:
 
     def store_next(self) -> None:
         """Copy one for the writer."""
-        first = self._waiting.popleft()
+        first = self._take_first()
         try:
             if not self._disk.contains(first.record_key):
                 self._disk.put(first.to_record(self._pool))
@@ -121,39 +128,59 @@ class StoreQueue:
         """Let go of all that waits; returns how many those were."""
         dropped = len(self._waiting)
         while self._waiting:
-            self._waiting.popleft().release(self._pool)
+            self._take_first().release(self._pool)
         return dropped
 
-    def write_all(self) -> None:
-        """Hand everything to the writer, waiting for it where it is busy."""
+    def write_all(self, timeout_s: float) -> int:
+        """Hand everything to the writer, waiting for it where it is busy; returns how many
+        were given up when the time was over."""
+        deadline = time.monotonic() + timeout_s
         while self._waiting:
-            if not self.can_store:
-                self._disk.flush()
+            left = deadline - time.monotonic()
+            if left <= 0 or not (self.can_store or self._disk.flush(left)):
+                return self.drop()
             self.store_next()
+        return 0
+
+    def _append(self, item: _Waiting) -> None:
+        self._keys.add(item.record_key)
+        self._waiting.append(item)
+
+    def _take_first(self) -> _Waiting:
+        first = self._waiting.popleft()
+        self._keys.discard(first.record_key)
+        if isinstance(first, Run):
+            self._held_bytes -= first.nbytes(self._pool)
+        return first
 
     def add(self, sequence: CachedSequence) -> int:
         """Queue what is known of a sequence and not on disk yet; its tables hold it still.
         Snapshots go last: without the blocks before them they are of no use. Returns how many
-        of them did not fit: as many bytes may wait as may lie in memory."""
+        records did not fit: of runs a share of the pool may wait, of snapshots as many bytes
+        as may lie in memory."""
+        refused = 0
         for run in self._runs_of(sequence):
-            if self._disk.contains(run.record_key):
+            if run.record_key in self._keys or self._disk.contains(run.record_key):
+                continue
+            if self._held_bytes + run.nbytes(self._pool) > MAX_HELD_SHARE * self._pool.budget_bytes:
+                refused += 1
                 continue
             for group, blocks in zip(run.groups, run.blocks, strict=True):
                 for block in blocks:
                     self._pool.share(group, block)
-            self._waiting.append(run)
+            self._held_bytes += run.nbytes(self._pool)
+            self._append(run)
         room = (self._states.snapshots.max_bytes or 0) - sum(
             item.nbytes(self._pool) for item in self._waiting if isinstance(item, StoredSnapshot)
         )
-        refused = 0
         for stored in self._snapshots_of(sequence):
-            if self._disk.contains(stored.record_key):
+            if stored.record_key in self._keys or self._disk.contains(stored.record_key):
                 continue
             if stored.snapshot.nbytes > room:
                 refused += 1
                 continue
             room -= stored.snapshot.nbytes
-            self._waiting.append(stored)
+            self._append(stored)
         return refused
 
     def _runs_of(self, sequence: CachedSequence) -> Iterator[Run]:
@@ -184,10 +211,13 @@ class StoreQueue:
     def _run_of(
         self, sequence: CachedSequence, part: int, first: int, last: int, parent: bytes
     ) -> Run | None:
-        """The blocks [first, last) of one part that memory has; None for none."""
+        """The blocks [first, last) of one part that memory has, without a gap: the first of
+        them in full attention, which is read from its start, and the last of a window's, which
+        is read at its end. None for none."""
         size, groups = self._pool.block_tokens, self._parts[part]
         found: list[tuple[bytes, list[int]]] = []
         end = first
+        is_full = part == 0
         for index in range(first, last):
             for key in self._lookup.keys(sequence, index):
                 entry = self._index.get(key)
@@ -197,13 +227,18 @@ class StoreQueue:
                     found.append((key, held))
                     end = index + 1
                     break
+            if end == index + 1:
+                continue
+            if is_full:
+                break
+            found.clear()
         if not found:
             return None
         return Run(
             namespace=sequence.namespace,
             model=self._model,
             part=part,
-            first_token=first * size,
+            first_token=(end - len(found)) * size,
             end_token=end * size,
             parent=parent,
             keys=tuple(key for key, _ in found),

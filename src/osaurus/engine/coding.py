@@ -46,8 +46,8 @@ class BlockCoder:
         return all(self._pool.can_code(group) for group in self._groups)
 
     def code(self, request: Request, index: int) -> None:
-        """Code one block of every group that has a codec; the exact one is let go, by the
-        memory tier too: the disk has it."""
+        """Code one block of every group that has a codec; the exact one is let go. Where the
+        disk has it the memory tier forgets it; else it stays there until its room is wanted."""
         if not request.cached.is_handed_over:
             self._cache.hand_over(request.cached)
         for group in self._groups:
@@ -56,6 +56,7 @@ class BlockCoder:
             coded = self._pool.code(group, block)
             if coded is not None:
                 table.blocks[index - table.first_block] = coded
-                self._cache.index.forget_block(group, block)
+                if self._cache.disk is not None:
+                    self._cache.index.forget_block(group, block)
                 self._pool.release(group, block)
         request.coded_until = index + 1

@@ -163,7 +163,7 @@ def choices_of(
     room: int,
     vocab_size: int,
     num_groups: int,
-    open_cached: Callable[[], CachedSequence],
+    open_cached: Callable[[CachedSequence | None], CachedSequence],
     now: float,
 ) -> list[Request]:
     """A `Request` for each mailbox; all but the first may fork from the first's prefill.
@@ -192,7 +192,7 @@ def choices_of(
                 output=request.make_output(),
                 mailbox=box,
                 tables=[BlockTable(group) for group in range(num_groups)],
-                cached=open_cached(),
+                cached=open_cached(choices[0].cached if choices else None),
                 codes_kv=request.cache.kv_mode is None or request.cache.kv_mode.kind != "none",
                 submitted_at=now,
                 fork_source=choices[0] if choices else None,

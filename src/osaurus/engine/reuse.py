@@ -14,6 +14,9 @@ from osaurus.engine.request import Phase, Request
 from osaurus.engine.scheduler import Scheduler
 from osaurus.types.events import PrefillProgress, PrefillStage
 
+#: How long an otherwise idle step waits for a record, so that cancels are still heard.
+READ_WAIT_S = 0.02
+
 Report = Callable[[Request, PrefillProgress], None]
 
 
@@ -38,7 +41,12 @@ class PrefixReuse:
         return next((r for r in active if r.phase is Phase.RESTORING), None)
 
     def read_record(self, request: Request) -> None:
-        covered = self._cache.restore_next(request.cached)
+        """Take one record over if it has been read; wait for it only when nobody else has
+        something to do."""
+        is_alone = all(r.phase is Phase.RESTORING for r in self._scheduler.active)
+        covered = self._cache.restore_next(request.cached, READ_WAIT_S if is_alone else 0.0)
+        if covered is None:
+            return
         if request.cached.record_keys:
             self._tell(request, "cache_restore", min(covered, request.num_prompt), "disk")
         else:

@@ -76,7 +76,12 @@ class Scheduler:
         admitted: list[Request] = []
         while self.waiting and len(self.active) < self.max_batch_size and self.slots.num_free:
             request = self.waiting[0]
-            if self.active and not self._fits(request):
+            # Blocks that wait for the writer must not keep a request waiting.
+            if (
+                self.active
+                and not self._fits(request)
+                and not (self.cache.drop_pending() and self._fits(request))
+            ):
                 break
             self.waiting.popleft()
             request.state_slot = self.slots.allocate()
@@ -179,7 +184,8 @@ class Scheduler:
         """Take over what another request has computed of this prompt since the last chunk."""
         added = self.take_over(request)
         if added:
-            self.cache.extended(request.cached, added)
+            if request.was_looked_up:
+                self.cache.extended(request.cached, request.num_computed)
             request.settle_phase()
         return added > 0
 

@@ -121,6 +121,8 @@ class CacheStats:
     evictions: int = 0
     restore_mismatches: int = 0  #: records that did not fit the live cache
     restores_without_room: int = 0
+    restores_given_up: int = 0  #: reads that took too long
+    store_failures: int = 0  #: stores that raised
     stores_dropped: int = 0  #: runs given up because an answer needed their blocks
     snapshots: int = 0
     snapshot_bytes: int = 0
