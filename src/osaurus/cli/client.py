@@ -16,22 +16,19 @@ from urllib.parse import quote
 
 import httpx2
 
-from osaurus.errors import EngineError, InvalidField, ModelNotFound, OsaurusError, UserError
+from osaurus.errors import EngineError, ModelNotFound, OsaurusError, UserError
+from osaurus.settings.places import configured
 
 #: A server on this machine answers /health in a few ms; one that is busy computing in tens.
 _PROBE_TIMEOUT_S = 2.0
 
 
 def configured_host_and_port() -> tuple[str, int]:
-    """OSAURUS_SERVER__HOST and OSAURUS_SERVER__PORT, else the defaults.
+    """OSAURUS_SERVER__HOST and OSAURUS_SERVER__PORT, else those of the settings file.
 
-    Raises `InvalidField` for a port that is none.
+    Raises `InvalidField` for a variable that is wrong.
     """
-    host = os.environ.get("OSAURUS_SERVER__HOST") or "127.0.0.1"
-    port = os.environ.get("OSAURUS_SERVER__PORT") or "1337"
-    if not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
-        raise InvalidField("OSAURUS_SERVER__PORT", f"must be 1 to 65535, got {port!r}")
-    return host, int(port)
+    return configured("network.host", os.environ), configured("network.port", os.environ)
 
 
 def configured_address() -> str:

@@ -253,7 +253,7 @@ def _choose_tools(
     facts: BundleFacts, override: str | None, notes: list[str]
 ) -> tuple[str | None, Origin]:
     if override is not None:
-        return _named(override, "toolParserOverride", TOOL_FORMATS, _TOOL_ALIASES), "override"
+        return _named(override, "tools.toolParserOverride", TOOL_FORMATS, _TOOL_ALIASES), "override"
     if _has_type(facts, "gptoss"):
         # Its bundles are stamped with GLM's parser.
         return HARMONY, "model_type"
@@ -310,7 +310,8 @@ def _choose_reasoning(
     facts: BundleFacts, override: str | None, notes: list[str]
 ) -> tuple[str | None, Origin]:
     if override is not None:
-        known = _named(override, "reasoningParserOverride", REASONING_FORMATS, _REASONING_ALIASES)
+        setting = "tools.reasoningParserOverride"
+        known = _named(override, setting, REASONING_FORMATS, _REASONING_ALIASES)
         return known, "override"
     if _has_type(facts, "gptoss"):
         return HARMONY, "model_type"

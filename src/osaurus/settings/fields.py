@@ -31,11 +31,12 @@ _UNSET = ("", "null", "unset")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """`key` is the dotted path in the file. `low` and `high` bound a number. `words` are what a
-    `word` may be; a `whole` number or `text` may be one of them instead. `parse` is a further
-    check of a text, raising ValueError. None, where `default` or `is_optional` allows it,
-    overrides nothing below: not the profile, not the bundle, not the engine. Of a setting that
-    is not `is_used` the value is kept, and nothing heeds it yet."""
+    """`key` is the dotted path in the file. `range` bounds a number. `words` are what a `word`
+    may be; a `whole` number or `text` may be one of them instead. `parse` is a further check of
+    a text, raising ValueError, and `form` what it takes, in words. None, where `default` or
+    `is_optional` allows it, overrides nothing below: not the profile, not the bundle, not the
+    engine. Of a setting that is not `is_used` the value is kept, and nothing heeds it yet.
+    `flag` is that of `osaurus serve`."""
 
     key: str
     kind: Kind
@@ -46,9 +47,11 @@ class Setting:
     range: Range | None = None
     words: tuple[str, ...] = ()
     parse: Callable[[str], object] | None = None
+    form: str = ""
     is_optional: bool = False
     is_secret: bool = False
     is_used: bool = True
+    flag: str = ""
 
     @property
     def may_be_unset(self) -> bool:
@@ -77,7 +80,7 @@ class Setting:
             noun = {
                 "whole": "a whole number",
                 "number": "a number",
-                "text": "a text that is not empty",
+                "text": self.form or "a text that is not empty",
                 "texts": "a list of texts",
             }[self.kind]
             text = f"{noun}, {self.range}" if self.range else noun

@@ -1,7 +1,8 @@
-"""The places of `paths.py` that settings move: where models lie and where they are fetched to.
+"""Single settings for verbs that only look: the places of `paths.py` that settings move, and
+where a server is.
 
-For verbs that only look: nothing is written, and a file that is wrong moves nothing. Whoever
-serves from it says what is wrong with it.
+Nothing is written, and what is wrong in the file is passed over: whoever serves from it says
+what is wrong with it. What is wrong in the environment is an error.
 """
 
 from __future__ import annotations
@@ -24,24 +25,26 @@ from osaurus.settings.schema import BY_KEY
 
 
 def configured_models_dir(env: Environment = os.environ) -> Place:
-    return models_dir(env, _path(_value("models.directory", env)))
+    return models_dir(env, _path(configured("models.directory", env)))
 
 
 def configured_model_roots(env: Environment = os.environ) -> list[ModelRoot]:
     return model_roots(
         env,
-        configured=_path(_value("models.directory", env)),
-        extra=[Path(each).expanduser() for each in _value("models.extraDirectories", env)],
-        hub_caches=[Path(each).expanduser() for each in _value("models.hubCaches", env)],
+        configured=_path(configured("models.directory", env)),
+        extra=[Path(each).expanduser() for each in configured("models.extraDirectories", env)],
+        hub_caches=[Path(each).expanduser() for each in configured("models.hubCaches", env)],
     )
 
 
-def _value(key: str, env: Environment) -> Any:
+def configured(key: str, env: Environment = os.environ) -> Any:
+    """The value of one setting by environment and file. Raises `InvalidField` for a variable
+    that is wrong."""
     setting = BY_KEY[key]
+    if text := env.get(setting.environment, "").strip():
+        return setting.read(text, label=setting.environment)
     has, value = find(peek_document(server_settings(env).path), setting.path)
     try:
-        if text := env.get(setting.environment, "").strip():
-            return setting.read(text)
         return setting.check(value) if has else setting.default
     except InvalidField:
         return setting.default

@@ -46,10 +46,11 @@ class SettingsStore:
         self._problem = ""
         self._override: Document | None = None
 
-    def load(self) -> Settings:
-        """Read the file now. Raises `InvalidField` for what is wrong in any layer."""
+    def load(self, *, checks: bool = True) -> Settings:
+        """Read the file now. Raises `InvalidField` for what is wrong in any layer; without
+        `checks` not for settings that contradict each other, so that they can be mended."""
         with self._lock:
-            self._settings = self._read()
+            self._settings = self._read(checks=checks)
             self._problem = ""
             return self._settings
 
@@ -115,7 +116,7 @@ class SettingsStore:
     def is_overridden(self) -> bool:
         return self._override is not None
 
-    def _read(self) -> Settings:
+    def _read(self, *, checks: bool = True) -> Settings:
         """Under the lock."""
         self._stamp = stamp(self.path)
         document, notice = read_document(self.path)
@@ -130,7 +131,8 @@ class SettingsStore:
                 write_document(self.path, document)
                 self._stamp = stamp(self.path)
         settings = self._resolve(document, is_new=is_new, override=self._override)
-        check_together(settings)
+        if checks:
+            check_together(settings)
         self._document = document
         return Settings(resolved=settings.resolved, notices=(*notices, *settings.notices))
 
