@@ -38,6 +38,7 @@ from osaurus.errors import (
     UnsupportedBundle,
     UserError,
 )
+from osaurus.settings.files import SettingsFileError
 
 
 class RequestRefused(UserError):
@@ -76,6 +77,7 @@ _KINDS: Mapping[str, Kind] = {
     AmbiguousModel.code: _NOT_FOUND,
     "unknown_path": _NOT_FOUND,
     "method_not_allowed": Kind(405, "invalid_request_error"),
+    "override_active": Kind(409, "invalid_request_error"),
     "forbidden_host": Kind(403, "forbidden"),
     "forbidden_origin": Kind(403, "forbidden"),
     "local_only": Kind(403, "forbidden"),
@@ -88,6 +90,7 @@ _KINDS: Mapping[str, Kind] = {
     BundleError.code: Kind(503, "service_unavailable"),
     DownloadError.code: Kind(503, "service_unavailable"),
     EngineShutdown.code: Kind(503, "service_unavailable"),
+    SettingsFileError.code: Kind(503, "service_unavailable"),
     EngineError.code: _INTERNAL,
     RequestFailed.code: _INTERNAL,
 }
