@@ -14,6 +14,7 @@
     │   ├── PayloadTooLarge
     │   ├── ServerOverloaded
     │   └── InsufficientResources
+    │       └── LoadRefused          a load that would disturb what others use
     ├── BundleError          the model folder is damaged, unfinished or unsupported
     │   ├── IncompleteBundle
     │   ├── UnsupportedBundle
@@ -117,6 +118,10 @@ class ServerOverloaded(LimitError):
 
 class InsufficientResources(LimitError):
     code = "insufficient_resources"
+
+
+class LoadRefused(InsufficientResources):
+    """Not now: loading this model would take memory that others use."""
 
 
 class BundleError(OsaurusError):

@@ -17,6 +17,7 @@ from api.scripted_engine import (
     say_hello,
 )
 from osaurus.server.serve import ServerConfig, running_server
+from osaurus.types.runtime import RuntimeSettings
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,9 @@ class Running:
 
 Start = Callable[..., Running]
 
+#: Tests that are not about eviction keep what they load.
+SEVERAL = RuntimeSettings(eviction="manual_multi_model")
+
 
 @pytest.fixture
 def start() -> Iterator[Start]:
@@ -61,7 +65,7 @@ def start() -> Iterator[Start]:
             if source is None:
                 engine = ScriptedEngine(script, max_context_tokens=max_context_tokens)
                 source = ScriptedSource({"m": engine})
-            config = config or ServerConfig(port=0, drain_s=0.2)
+            config = config or ServerConfig(port=0, drain_s=0.2, runtime=SEVERAL)
             url = stack.enter_context(running_server(source, config))
             return Running(
                 url=url, engine=next(iter(source.engines.values())), source=source, stack=stack

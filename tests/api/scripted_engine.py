@@ -17,9 +17,9 @@ from typing import Any
 
 from osaurus.bundle.template import ChatTemplate
 from osaurus.engine.client import Mailbox, Stream
-from osaurus.errors import ModelNotFound
+from osaurus.errors import EngineShutdown, ModelNotFound
 from osaurus.runtime.conventions import Conventions
-from osaurus.runtime.model import Listing, LoadedModel
+from osaurus.runtime.model import Listing, LoadedModel, ModelContainer
 from osaurus.types.cache import CacheStats
 from osaurus.types.engine import CapacitySnapshot, EventStream, GenerationRequest
 from osaurus.types.events import Event, Info, PrefillProgress, StopReason, TokenLogprob
@@ -109,6 +109,8 @@ class ScriptedEngine:
 
     def __init__(self, script: Script = say_hello, *, max_context_tokens: int = 4096) -> None:
         self.script = script
+        self.max_batch_size = 8
+        self.failure: str | None = None
         self.max_context_tokens = max_context_tokens
         self.requests: list[GenerationRequest] = []
         self.stats = CacheStats()  #: what a test says the cache did
@@ -140,17 +142,21 @@ class ScriptedEngine:
         return bool(known)
 
     def update_max_batch_size(self, n: int) -> None:
-        raise NotImplementedError
+        with self._changed:
+            if self._is_shut_down:
+                raise EngineShutdown("the engine has shut down")
+            self.max_batch_size = n
 
     def capacity_snapshot(self) -> CapacitySnapshot:
         with self._changed:
             return CapacitySnapshot(
-                configured_maximum=8,
+                configured_maximum=self.max_batch_size,
                 active_count=self._running,
                 pending_count=0,
                 active_count_high_watermark=self._running,
                 is_accepting_requests=not self._is_shut_down,
                 is_shutdown=self._is_shut_down,
+                failure=self.failure,
             )
 
     def cache_stats(self) -> CacheStats:
@@ -166,6 +172,11 @@ class ScriptedEngine:
             self._changed.wait_for(lambda: self._running == 0)
 
     # What a test may do.
+
+    def fail(self, reason: str) -> None:
+        """Stop by itself, as an engine does whose device is gone."""
+        self.failure = reason
+        self.shutdown()
 
     def open_gate(self, name: str) -> None:
         with self._changed:
@@ -322,12 +333,14 @@ class FakeListing:
     model_id: str
     path: Path = Path("/nonexistent/model")
     modified: datetime = datetime(2026, 1, 2, tzinfo=UTC)
+    size_bytes: int = 0
 
 
 @dataclass
 class ScriptedSource:
-    """A `ModelSource` of made models. `loads` counts; `failures` are raised; `gates` hold a
-    load until set. `path` is where the models pretend to live."""
+    """A `ModelSource` of made models. `loads` and `freed` count; `failures` are raised; `gates`
+    hold a load until set. `path` is where the models pretend to live. A second engine for one
+    model is made by `make_engine`."""
 
     engines: Mapping[str, ScriptedEngine]
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
@@ -339,6 +352,9 @@ class ScriptedSource:
     path: Path = Path("/nonexistent/model")
     conventions: Mapping[str, Conventions] = field(default_factory=dict)
     loads: list[str] = field(default_factory=list)
+    freed: list[str] = field(default_factory=list)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    memory: int = 1 << 40
     make_engine: Callable[[str], ScriptedEngine] | None = None
 
     max_batch_size: int = 8
@@ -347,12 +363,15 @@ class ScriptedSource:
         name = self.aliases.get(name, name)
         if name not in self.engines:
             raise ModelNotFound(name, "known: " + ", ".join(self.engines))
-        return FakeListing(name, self.path)
+        return FakeListing(name, self.path, size_bytes=self.sizes.get(name, 0))
+
+    def memory_bytes(self) -> int:
+        return self.memory
 
     def catalog(self) -> Sequence[Listing]:
         return [FakeListing(name, self.path) for name in self.engines]
 
-    def load(self, listing: Listing) -> LoadedModel:
+    def load(self, listing: Listing) -> ModelContainer:
         name = listing.model_id
         self.loads.append(name)
         if name in self.gates:
@@ -360,12 +379,23 @@ class ScriptedSource:
         if name in self.failures:
             raise self.failures[name]
         template: Any = ChatTemplate(self.template)
-        engine = self.make_engine(name) if self.make_engine else self.engines[name]
-        return LoadedModel(
+
+        def make_engine(max_batch_size: int) -> ScriptedEngine:
+            engine = self.make_engine(name) if self.make_engine else self.engines[name]
+            engine.max_batch_size = max_batch_size
+            return engine
+
+        return ModelContainer(
             model_id=name,
-            engine=engine,
-            tokenizer=self.tokenizer,
-            template=template,
-            sampling_defaults=self.sampling_defaults,
-            conventions=self.conventions.get(name, Conventions()),
+            size_bytes=listing.size_bytes,
+            make_engine=make_engine,
+            face=lambda engine: LoadedModel(
+                model_id=name,
+                engine=engine,
+                tokenizer=self.tokenizer,
+                template=template,
+                sampling_defaults=self.sampling_defaults,
+                conventions=self.conventions.get(name, Conventions()),
+            ),
+            free=lambda: self.freed.append(name),
         )

@@ -102,7 +102,7 @@ def test_others_go_on_when_a_client_goes_away(start: Start) -> None:
         assert other.result().choices[0].message.content == "xy"
 
 
-def test_a_client_that_goes_away_while_its_model_loads_leaves_no_lease(start: Start) -> None:
+def test_a_client_that_goes_away_while_its_model_loads_leaves_no_model(start: Start) -> None:
     running = start()
     running.source.gates["m"] = threading.Event()
     connection = _open(running, stream=True)
@@ -110,7 +110,9 @@ def test_a_client_that_goes_away_while_its_model_loads_leaves_no_lease(start: St
     connection.close()
     _until(lambda: _health(running)["http_inflight"] == 0)
     running.source.gates["m"].set()
-    _until(lambda: _health(running)["loaded"] == ["m"])
+    _until(lambda: running.source.freed == ["m"])
+    _until(lambda: _health(running)["loading"] == [])
+    assert _health(running)["loaded"] == []
     assert _is_idle(running)
     assert running.engine.requests == []
 

@@ -2,7 +2,7 @@
 
 Producers (one task a choice) and the consumer meet in one bounded queue: a consumer that stops
 reading stops the producers, whose engine mailboxes then join text instead of growing. Closing
-the stream cancels the request at once and gives the lease back when the engine has let go.
+the stream cancels the request at once. The lease goes back when the engine has let go.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class ChatStream:
         self._queue: asyncio.Queue[ChoiceEvent | _Failure] = asyncio.Queue(MAX_QUEUED_EVENTS)
         self._num_ended = 0
         self._closing: asyncio.Task[None] | None = None
+        self._letting_go = asyncio.create_task(self._let_go())
         self._producers = [
             asyncio.create_task(
                 self._produce(
@@ -134,6 +135,13 @@ class ChatStream:
             for producer in self._producers:
                 producer.cancel()
             await asyncio.gather(*self._producers, return_exceptions=True)
+        finally:
+            await self._letting_go
+
+    async def _let_go(self) -> None:
+        """The lease lasts until the engine has let go of every choice, not until the consumer
+        has read it all: one that stops reading keeps no model from being unloaded."""
+        try:
             for stream in self._streams:
                 await stream.drained()
         finally:

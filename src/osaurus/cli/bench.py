@@ -149,7 +149,8 @@ def _in_process(
             other = stack.enter_context(Peer(peer, listing.path))
         say(f"loading {listing.model_id}")
         started = time.monotonic()
-        loaded = source.load(listing)
+        container = source.load(listing)
+        loaded = container.face(container.make_engine(config.max_batch_size))
         stack.callback(loaded.engine.shutdown)
         facts = {
             "version": __version__,

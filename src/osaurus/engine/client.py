@@ -110,8 +110,13 @@ def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> N
             raise
 
 
+def _nothing() -> None:
+    pass
+
+
 class Stream:
-    """Implements `types.engine.EventStream`. Dropping it before `Info` cancels its choice."""
+    """Implements `types.engine.EventStream`. Dropping it before `Info` cancels its choice. One
+    that has ended holds nothing of its engine."""
 
     def __init__(self, request_id: str, mailbox: Mailbox, cancel: Callable[[], object]) -> None:
         self.request_id = request_id
@@ -136,7 +141,9 @@ class Stream:
         return self._passed(await self._mailbox.take_async())
 
     def _passed(self, event: Event) -> Event:
-        self._ended = isinstance(event, Info)
+        if isinstance(event, Info):
+            self._ended = True
+            self._cancel = _nothing
         return event
 
     def close(self) -> None:
@@ -144,6 +151,7 @@ class Stream:
         self._ended = True
         if not self._mailbox.completed:
             self._cancel()
+        self._cancel = _nothing
 
     async def aclose(self) -> None:
         self.close()

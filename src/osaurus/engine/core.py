@@ -13,18 +13,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
 
 from osaurus.cache.policy import resolve_load_mode
-from osaurus.cache.sequence import CachedSequence
 from osaurus.engine.cache import open_cache
 from osaurus.engine.client import Mailbox, Stream
 from osaurus.engine.decode_threads import DecodeThreads
+from osaurus.engine.device import OwnDevice, is_device_lost
 from osaurus.engine.memory import keep_heap_pages, trim_heap
 from osaurus.engine.pools import build_pools
+from osaurus.engine.rate import RollingTokenRate
 from osaurus.engine.rederive import Rederiver
 from osaurus.engine.request import Phase, Request, choices_of, refusal_of
 from osaurus.engine.reuse import PrefixReuse
@@ -41,8 +41,14 @@ from osaurus.errors import (
 from osaurus.kernels.cpu import usable_cores
 from osaurus.kernels.openmp import release_team
 from osaurus.models.base import Model
-from osaurus.types.cache import CacheHints, CacheStats
-from osaurus.types.engine import CapacitySnapshot, EngineConfig, EventStream, GenerationRequest
+from osaurus.types.cache import CacheStats
+from osaurus.types.engine import (
+    CapacitySnapshot,
+    DeviceSeat,
+    EngineConfig,
+    EventStream,
+    GenerationRequest,
+)
 from osaurus.types.events import Info, PrefillProgress, StopReason
 
 logger = logging.getLogger(__name__)
@@ -60,8 +66,8 @@ WATCHDOG_S = 30.0
 class BatchEngine:
     """Implements `types.engine.Engine` for one model.
 
-    `token_bytes` gives a token's bytes for logprobs. `gate` is entered for every step: the
-    device's mutex when several models share it. `clock` is monotonic seconds. `identity`,
+    `token_bytes` gives a token's bytes for logprobs. `seat` is held for every step: the way
+    to the device when several models share it. `clock` is monotonic seconds. `identity`,
     NAME@FINGERPRINT, parts this bundle's cache from others'; without one nothing is kept on
     disk. The lock
     guards the queue of operations and the numbers of `capacity_snapshot`; no forward runs
@@ -74,7 +80,7 @@ class BatchEngine:
         config: EngineConfig | None = None,
         *,
         token_bytes: Callable[[int], bytes],
-        gate: Callable[[], AbstractContextManager[object]] = nullcontext,
+        seat: DeviceSeat | None = None,
         clock: Callable[[], float] = time.monotonic,
         name: str = "model",
         identity: str | None = None,
@@ -104,7 +110,7 @@ class BatchEngine:
         self._reuse = PrefixReuse(self.scheduler, self.cache, self._report)
         self._rederiver = Rederiver(self.scheduler, self.cache)
         self._token_bytes = token_bytes
-        self._gate = gate
+        self._seat = seat or OwnDevice()
         self._clock = clock
         # Reentrant: the collector may drop a stream, which cancels, on a thread that holds it.
         self._lock = threading.RLock()
@@ -113,6 +119,8 @@ class BatchEngine:
         self._requests: dict[str, list[Request]] = {}
         self._shutting_down = False
         self._stopped = threading.Event()
+        self._failure: str | None = None
+        self._rate = RollingTokenRate()
         self._high_watermark = 0
         self._steps_to_purge = PURGE_INTERVAL_STEPS
         self._decode_threads = DecodeThreads(usable_cores(), torch.set_num_threads)
@@ -146,7 +154,7 @@ class BatchEngine:
                 room=self.max_context_tokens - len(prompt),
                 vocab_size=self._vocab_size,
                 num_groups=len(self.pool.groups),
-                open_cached=partial(self._open_cached, prompt, request.cache),
+                open_cached=partial(self.cache.begin, prompt, request.cache),
                 now=self._clock(),
             )
             with self._lock:
@@ -163,17 +171,12 @@ class BatchEngine:
             box.mark_drained()
         return streams
 
-    def _open_cached(
-        self, prompt: list[int], hints: CacheHints, first: CachedSequence | None
-    ) -> CachedSequence:
-        return self.cache.begin(prompt, hints) if first is None else self.cache.sibling(first)
-
     def cancel(self, request_id: str) -> bool:
         with self._lock:
             known = [r for r in self._requests.get(request_id, []) if not r.mailbox.completed]
             for request in known:
                 request.cancelled = True
-            self._changed.notify()
+            self._notify()
             return bool(known)
 
     def update_max_batch_size(self, n: int) -> None:
@@ -199,6 +202,8 @@ class BatchEngine:
                 is_shutdown=self._shutting_down,
                 kv_blocks_total=self.pool.total_blocks,
                 kv_blocks_free=self.pool.free_blocks,
+                tokens_per_second=self._rate.current(self._clock()),
+                failure=self._failure,
             )
 
     def cache_stats(self) -> CacheStats:
@@ -215,7 +220,7 @@ class BatchEngine:
         """Returns when nothing of this engine runs any more; every caller waits for that."""
         with self._lock:
             self._shutting_down = True
-            self._changed.notify()
+            self._notify()
         if self._thread is None:
             self._end_everything(None)
         elif self._thread is not threading.current_thread():
@@ -227,7 +232,12 @@ class BatchEngine:
             for request in self._requests.get(request_id, []):
                 if request.index == index:
                     request.cancelled = True
-            self._changed.notify()
+            self._notify()
+
+    def _notify(self) -> None:
+        """Under the lock: wake the thread, which may wait for work or for the device."""
+        self._changed.notify()
+        self._seat.nudge()
 
     # The engine's thread.
 
@@ -239,9 +249,10 @@ class BatchEngine:
             while self._wait_for_work():
                 self.step()
         except Exception as failure:
-            # A fault outside any one request: nothing this engine holds can be trusted.
+            # A fault outside any one request: nothing this engine holds can be trusted. Its
+            # weights can, so the runtime builds another engine on them.
             error = f"the engine failed: {type(failure).__name__}: {failure}"
-            raise
+            logger.exception("%s stopped", threading.current_thread().name)
         finally:
             self._end_everything(error)
 
@@ -273,10 +284,9 @@ class BatchEngine:
         """One turn of the loop; harmless without work."""
         self._apply_operations()
         self._settle_cancelled()
-        with torch.inference_mode(), self._gate():
-            # The gate may have been held for a whole load of another model.
+        with torch.inference_mode(), self._seat.hold(self._look_after) as has_device:
             self._settle_cancelled()
-            if self._shutting_down:
+            if self._shutting_down or not has_device:
                 return
             self._admit()
             self._restore()
@@ -287,6 +297,11 @@ class BatchEngine:
         self._watch()
         self.stats = self.stats.plus(steps=1)
         self._maybe_purge()
+
+    def _look_after(self) -> bool:
+        """During a wait for the device, which may last a whole load of another model."""
+        self._settle_cancelled()
+        return not self._shutting_down
 
     def _add_slots(self, count: int) -> None:
         """Until there are slots for a larger batch, no more requests are admitted."""
@@ -334,6 +349,7 @@ class BatchEngine:
         self._decode_threads.begin()
         outcome = self._run_decode(spans)
         self._decode_threads.end(rows)
+        self._rate.observe(sum(len(sampled) for _, sampled in outcome), self._clock())
         for group, sampled in outcome:
             outcomes = iter(sampled)
             now = self._clock()
@@ -357,7 +373,9 @@ class BatchEngine:
             group = groups.pop(0)
             try:
                 outcome.append((group, self._forward_and_sample(group)))
-            except Exception as failure:  # noqa: BLE001 - it becomes that request's error
+            except Exception as failure:
+                if is_device_lost(failure):
+                    raise
                 if len(group) == 1:
                     self._fail(group[0].request, failure)
                     continue
@@ -398,7 +416,7 @@ class BatchEngine:
         token = sampled.token_id
         if token is None:
             request.poisoned = True
-            self.cache.reject_all(request.cached)
+            self.cache.reject(request.cached)
             self._finish(
                 request,
                 "cancelled",
@@ -428,7 +446,9 @@ class BatchEngine:
         self._decode_threads.use()
         try:
             self._runner.prefill(span)
-        except Exception as failure:  # noqa: BLE001 - it becomes that request's error
+        except Exception as failure:
+            if is_device_lost(failure):
+                raise
             self._fail(span.request, failure)
             return
         now = self._clock()
@@ -458,7 +478,9 @@ class BatchEngine:
     def _guarded(self, request: Request, settle: Callable[..., None], *values: object) -> None:
         try:
             settle(request, *values)
-        except Exception as failure:  # noqa: BLE001 - it becomes that request's error
+        except Exception as failure:
+            if is_device_lost(failure):
+                raise
             self._fail(request, failure)
 
     def _fail(self, request: Request, failure: Exception) -> None:
@@ -526,6 +548,7 @@ class BatchEngine:
     def _end_everything(self, error: str | None) -> None:
         with self._lock:
             self._shutting_down = True
+            self._failure = error
         try:
             self._apply_operations()
             for request in [*self.scheduler.active, *self.scheduler.waiting]:
@@ -536,6 +559,8 @@ class BatchEngine:
                     logger.exception("request %s: its blocks were not released", request.request_id)
             self.cache.close()
         finally:
+            if not self._stopped.is_set():
+                self._runner.release()
             self._stopped.set()
 
     def check(self) -> None:

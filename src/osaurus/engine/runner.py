@@ -35,6 +35,11 @@ class Runner:
             state = self._slots.layer_view(layer)
             self.memory.append(LayerMemory(group=group, storage=storage, state=state, coded=coded))
 
+    def release(self) -> None:
+        """Let go of the model and its memory, whoever still holds the engine."""
+        del self._model
+        self._memory = []
+
     def decode(self, spans: Sequence[RowSpan]) -> Tensor | None:
         """Feed decode rows. Returns [L, V] float32 logits, one row for each span that
         reaches its request's end, in order; None when none does."""

@@ -10,16 +10,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from osaurus.runtime.conventions import read_conventions
 from osaurus.runtime.defaults import sampling_defaults
 from osaurus.runtime.gate import DeviceGate
-from osaurus.runtime.model import Listing, LoadedModel
+from osaurus.runtime.machine import device_memory, host_memory
+from osaurus.runtime.model import Listing, LoadedModel, ModelContainer
+from osaurus.runtime.weights import LoadedWeights
 from osaurus.settings.paths import kv_cache_dir
-from osaurus.types.engine import EngineConfig
+from osaurus.types.engine import Engine, EngineConfig
 from osaurus.types.weights import QuantizeOnLoad
 
 if TYPE_CHECKING:
@@ -59,17 +60,17 @@ class BundleSource:
     """Models from this machine's disk, built under one gate a device.
 
     `allow_paths` lets every caller name a model by its path: for a server that nobody but
-    its own process can be expected to call.
+    its own process can be expected to call. New `options` hold for the loads that follow.
     """
 
     def __init__(self, options: LoadOptions | None = None, *, allow_paths: bool = False) -> None:
-        self._options = options or LoadOptions()
+        self.options = options or LoadOptions()
         self._allow_paths = allow_paths
         self._gates: dict[str, DeviceGate] = {}
 
     @property
     def max_batch_size(self) -> int:
-        return self._options.engine.max_batch_size
+        return self.options.engine.max_batch_size
 
     def find(self, name: str, *, allow_paths: bool = True) -> Listing:
         from osaurus.bundle.hub import find_model
@@ -81,46 +82,67 @@ class BundleSource:
 
         return [listing for listing in list_models() if listing.available]
 
-    def load(self, listing: Listing) -> LoadedModel:
+    def memory_bytes(self) -> int:
+        memory = device_memory(_resolve_device(self.options.device)) or host_memory()
+        return memory.physical_bytes
+
+    def gate(self, device: str) -> DeviceGate:
+        """The one gate of a device, for whoever computes on it beside the engines."""
+        return self._gates.setdefault(device, DeviceGate())
+
+    def load(self, listing: Listing) -> ModelContainer:
         from osaurus.bundle.bundle import open_bundle
         from osaurus.bundle.fingerprint import model_identity
-        from osaurus.engine.core import BatchEngine
         from osaurus.models.registry import load_model
         from osaurus.topology.summary import resumes_at_snapshots
 
-        device = _resolve_device(self._options.device)
+        options = self.options
+        device = _resolve_device(options.device)
         bundle = open_bundle(listing.path, listing.model_id)
         tokenizer = bundle.load_tokenizer()
         conventions = read_conventions(bundle)
         for note in conventions.formats.notes:
             logger.warning("%s: %s", listing.model_id, note)
-        gate = self._gates.setdefault(device, DeviceGate())
+        gate = self.gate(device)
         with gate.hold(f"load:{listing.model_id}"):
             model = load_model(
                 bundle,
-                compute_mode=self._options.compute_mode,
+                compute_mode=options.compute_mode,
                 device=device,
-                on_load=self._options.quantize,
+                on_load=options.quantize,
             )
-        engine = BatchEngine(
+        weights = LoadedWeights(
             model,
-            config=self._options.resolved_engine(),
-            token_bytes=tokenizer.token_bytes,
-            gate=partial(gate.hold, f"gen:{listing.model_id}"),
             name=listing.model_id,
-            identity=_identity(model_identity(bundle), self._options.quantize),
+            identity=_identity(model_identity(bundle), options.quantize),
+            token_bytes=tokenizer.token_bytes,
+            config=options.resolved_engine(),
+            gate=gate,
         )
-        return LoadedModel(
+        sampling = sampling_defaults(bundle.generation_config, listing.model_id)
+        needs_boundary = resumes_at_snapshots(model.layers_topology)
+        del model  # the weights alone hold it, and let it go
+
+        def face(engine: Engine) -> LoadedModel:
+            return LoadedModel(
+                model_id=listing.model_id,
+                engine=engine,
+                tokenizer=tokenizer,
+                template=bundle.load_template(),
+                eos_token_ids=frozenset(bundle.eos_token_ids),
+                sampling_defaults=sampling,
+                size_bytes=bundle.size_bytes,
+                conventions=conventions,
+                stop_texts=bundle.stop_strings,
+                needs_stable_boundary=needs_boundary,
+            )
+
+        return ModelContainer(
             model_id=listing.model_id,
-            engine=engine,
-            tokenizer=tokenizer,
-            template=bundle.load_template(),
-            eos_token_ids=frozenset(bundle.eos_token_ids),
-            sampling_defaults=sampling_defaults(bundle.generation_config, listing.model_id),
             size_bytes=bundle.size_bytes,
-            conventions=conventions,
-            stop_texts=bundle.stop_strings,
-            needs_stable_boundary=resumes_at_snapshots(model.layers_topology),
+            make_engine=weights.make_engine,
+            face=face,
+            free=weights.free,
         )
 
 

@@ -6,7 +6,7 @@ so that everything it reads comes from the folder that was loaded.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -27,6 +27,11 @@ class Listing(Protocol):
 
     @property
     def modified(self) -> datetime: ...
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the weights as stored: what a load will take at least."""
+        ...
 
 
 class Tokenizer(Protocol):
@@ -72,7 +77,7 @@ class Template(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """One resident model: its engine and what was read from the bundle when it was loaded.
+    """One resident model: the engine that serves it now, and what was read from its bundle.
 
     `sampling_defaults` holds the bundle's own values by field name of `SamplingParams`,
     already checked. `stop_texts` end an answer as a request's own stop strings do.
@@ -110,6 +115,27 @@ class LoadedModel:
         return self.engine.max_context_tokens
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelContainer:
+    """What a load leaves in memory: weights that engines are built on, and the bundle's facts.
+
+    `make_engine` takes a batch size and blocks; one engine exists at a time. `max_batch_size`
+    is the most that this model's memory allows, None where it sets no bound. `face` shows the
+    model with its engine. `free` gives the memory back to the system; it is called once, when
+    no engine runs and no stream is left, and blocks.
+    """
+
+    model_id: str
+    size_bytes: int
+    make_engine: Callable[[int], Engine]
+    face: Callable[[Engine], LoadedModel]
+    free: Callable[[], None]
+    max_batch_size: int | None = None
+
+    def batch_size(self, wanted: int) -> int:
+        return wanted if self.max_batch_size is None else min(wanted, self.max_batch_size)
+
+
 class ModelSource(Protocol):
     """Where models come from. All calls block and are made on threads, never on the loop."""
 
@@ -127,6 +153,10 @@ class ModelSource(Protocol):
         """Every model that could be loaded, resident or not."""
         ...
 
-    def load(self, listing: Listing) -> LoadedModel:
-        """Open, build and start; takes seconds. Raises what is wrong with the bundle."""
+    def memory_bytes(self) -> int:
+        """Physical memory of the place where weights go."""
+        ...
+
+    def load(self, listing: Listing) -> ModelContainer:
+        """Open and build; takes seconds. Raises what is wrong with the bundle."""
         ...

@@ -3,309 +3,340 @@
 In: a name. Out: a `HeldModel`, whose release is the caller's one duty. One event loop owns the
 state; loading and shutting down run on threads.
 
-    absent --acquire--> loading --ok--> resident --unload--> draining --leases 0--> absent
+    absent --acquire--> loading --ok--> resident --evict, unload--> draining --leases 0--> absent
                           |                 ^
                           +--failed--> refused for a pause, or until the files change
 
-A load is shared: who joins it and leaves never cancels it for the others. While a model drains,
-a new request for it waits and then loads it afresh. Eviction, residency timers and memory
-admission are not decided here yet; whoever adds them must go through `unload`.
+A load is shared: who joins it and leaves never cancels it for the others, and what nobody waits
+for any more is not kept (`loader.py`). While a model drains, a new request for it waits and then
+loads it afresh. The last release starts the timer that unloads it (`residency.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
+from functools import partial
 
-from osaurus.errors import (
-    BundleError,
-    EngineShutdown,
-    InsufficientResources,
-    OsaurusError,
-)
+from osaurus.errors import EngineShutdown, LoadRefused
 from osaurus.runtime.blocking import on_thread
 from osaurus.runtime.cache_totals import CacheTotals
+from osaurus.runtime.held import HeldModel, Waiter
 from osaurus.runtime.lease import ModelLease
-from osaurus.runtime.model import Listing, LoadedModel, ModelSource
+from osaurus.runtime.live_chats import LiveChats
+from osaurus.runtime.loader import ModelLoader
+from osaurus.runtime.model import Listing, LoadedModel, ModelContainer, ModelSource
+from osaurus.runtime.registry import EngineRegistry, RunBlocking
+from osaurus.runtime.residency import ModelResidency
+from osaurus.runtime.residents import Residents
+from osaurus.types.runtime import ModelUse, ResidencyPolicy, RuntimeSettings, UseSource
 
 logger = logging.getLogger(__name__)
-
-_Stamp = tuple[tuple[str, int, int], ...]
-
-#: Names remembered for resident models, so that a request need not search the disk.
-_MAX_NAMES = 256
 
 #: How long a quit waits for each model's streams to end after its engine was shut down.
 _QUIT_DRAIN_S = 2.0
 
-
-class HeldModel:
-    """A resident model with a lease on it. Release it when the stream has drained."""
-
-    def __init__(self, model: LoadedModel, lease: ModelLease) -> None:
-        self.model = model
-        self._lease: ModelLease | None = lease
-        lease.acquire(model.model_id)
-
-    def release(self) -> None:
-        """Idempotent."""
-        if self._lease is not None:
-            self._lease.release(self.model.model_id)
-            self._lease = None
-
-    def __enter__(self) -> LoadedModel:
-        return self.model
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.release()
+#: Loads for one caller when no engine can be built on the weights that are there.
+_MAX_LOADS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidentModel:
-    """One row of `/health`: an observation, not a reservation."""
+    """One row of `/health`: an observation, not a reservation. `unload_in_s` is None while the
+    model is used and for one that stays."""
 
     model: LoadedModel
     is_current: bool
     num_leases: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadFailure:
-    """Why a model could not be loaded, and the files as they were then."""
-
-    error: OsaurusError
-    retry_at_s: float
-    stamp: _Stamp
+    owner: UseSource | None = None
+    unload_in_s: float | None = None
 
 
 class ModelRuntime:
-    """Many models, one machine. Every method but the plain getters must run on one loop."""
+    """Many models, one machine. Every method but the plain getters must run on one loop.
+
+    `run` makes blocking calls and `sleep` waits for residency timers: a test that controls both
+    and `clock` decides every order of events.
+    """
 
     def __init__(
         self,
         source: ModelSource,
+        settings: RuntimeSettings | None = None,
         *,
-        failure_pause_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
+        run: RunBlocking = on_thread,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
+        self.settings = settings or RuntimeSettings()
         self.lease = ModelLease()
+        self.chats = LiveChats()
+        self.engines = EngineRegistry(run)
         self._source = source
-        self._failure_pause_s = failure_pause_s
-        self._clock = clock
-        self._resident: dict[str, LoadedModel] = {}
-        self._listings: dict[str, Listing] = {}  # of the resident models
-        self._loading: dict[str, asyncio.Task[OsaurusError | None]] = {}
-        self._draining: dict[str, asyncio.Task[None]] = {}
-        self._leaving: dict[str, LoadedModel] = {}  # what drains
-        self._failures: dict[str, LoadFailure] = {}
-        self._unloaded_cache = CacheTotals()
-        self._names: dict[str, str] = {}  # names that led to a resident model -> its id
-        self._current: str | None = None
-        self._is_shut_down = False
+        self._run = run
+        self._residents = Residents()
+        self._residency = ModelResidency(
+            self._unload_idle,
+            num_leases=self.lease.count,
+            is_resident=self._is_resident,
+            clock=clock,
+            sleep=sleep,
+        )
+        self._loader = ModelLoader(
+            source,
+            self.settings,
+            engines=self.engines,
+            lease=self.lease,
+            residents=self._residents,
+            on_loaded=self._take,
+            on_leaving=self._residency.cancel,
+            clock=clock,
+            run=run,
+        )
 
-    async def acquire(self, name: str, *, allow_paths: bool = False) -> HeldModel:
+    # Using models.
+
+    async def acquire(
+        self, name: str, *, allow_paths: bool = False, use: ModelUse | None = None
+    ) -> HeldModel:
         """The model called `name`, loaded if need be, with a lease on it.
 
         `allow_paths` is for names that the operator gave, never for a client's. Raises
-        `ModelNotFound`, what was wrong with the bundle, or `EngineShutdown`.
+        `ModelNotFound`, what was wrong with the bundle, `LoadRefused` for a background use that
+        would disturb others, or `EngineShutdown`.
         """
-        listing: Listing | None = None
-        model_id = self._resident_id(name)
-        while True:
-            if self._is_shut_down:
-                raise EngineShutdown("the server is shutting down")
-            if model_id is None:
-                listing = await self.find(name, allow_paths=allow_paths)
-                model_id = listing.model_id
-                continue  # other requests ran meanwhile
-            if model_id in self._draining:
-                await asyncio.wait({self._draining[model_id]})
-            elif model_id in self._resident:
-                model = self._resident[model_id]
-                if not model.engine.capacity_snapshot().is_shutdown:
-                    self._current = model_id
-                    if len(self._names) < _MAX_NAMES:
-                        self._names[name] = model_id
-                    return HeldModel(model, self.lease)
-                logger.error("%s: its engine stopped by itself; loading it again", model_id)
-                self._start_draining(model_id)
-            elif model_id in self._loading:
-                # `wait` leaves the task alone when this caller is cancelled.
-                task = self._loading[model_id]
-                await asyncio.wait({task})
-                if not task.cancelled() and (error := task.result()) is not None:
-                    raise error.with_traceback(None)
-            elif listing is None:
-                model_id = None  # it was unloaded since; look it up again
-            else:
-                stamp = await on_thread(lambda path=listing.path: _stamp(path))
-                if model_id not in self._loading and model_id not in self._resident:
-                    self._start_loading(listing, stamp)
+        use = use or ModelUse()
+        is_live = use.intent == "interactive"
+        if is_live:
+            self.chats.begin()
+        try:
+            if not is_live and not await self.chats.wait_idle(self.settings.background_wait_s):
+                raise LoadRefused(f"{name} is not used in the background while chats are live")
+            model = await self._leased(name, allow_paths, use)
+        except BaseException:
+            if is_live:
+                self.chats.end()
+            raise
+        self._residents.note_use(model.model_id, name, use)
+        return HeldModel(model, partial(self._end_use, model.model_id, is_live))
 
     async def unload(self, name: str) -> bool:
-        """Wait until nobody uses the model, then free it. False when it was not resident.
+        """Wait until nobody uses the model, then free it; streams that take longer than the
+        settings allow are ended first. False when it was neither resident nor loading.
 
         Requests that arrive meanwhile wait and load it again. Never deletes a file.
         """
         model_id = self._resident_id(name)
         if model_id is None:
             model_id = (await self.find(name)).model_id
-        if model_id in self._loading:
-            await asyncio.wait({self._loading[model_id]})
-        was_resident = model_id in self._resident
-        if was_resident:
-            self._start_draining(model_id)
-        if model_id in self._draining:
-            await asyncio.wait({self._draining[model_id]})
-        return was_resident
+        return await self._loader.evict(model_id)
+
+    async def unload_not_in(self, keep: Sequence[str]) -> None:
+        """Unload every model that is neither in `keep` nor in use."""
+        kept = {*map(self._residents.id_of, keep), *self.lease.active_names()}
+        await self._loader.evict_all([n for n in self._loader.models.names() if n not in kept])
+
+    async def clear_all(self) -> None:
+        """Unload everything, as `unload` does, loads under way included: what a load reads has
+        changed. Who waits for a load gets a fresh one."""
+        self._residency.cancel_all()
+        await self._loader.clear()
 
     async def shut_down(self) -> None:
         """End every stream, stop every engine, forget every model. A load that is running
         is not waited for; its result is thrown away. Idempotent."""
-        self._is_shut_down = True
-        models = [*self._resident.values(), *self._leaving.values()]
-        await asyncio.gather(*(on_thread(model.engine.shutdown) for model in models))
-        for model in models:
-            if not await self.lease.wait_for_zero(model.model_id, _QUIT_DRAIN_S):
-                logger.warning("%s: streams did not end in time", model.model_id)
-        for task in (*self._draining.values(), *self._loading.values()):
-            task.cancel()
-        self._resident.clear()
-        self._listings.clear()
-        self._names.clear()
-        self._current = None
+        self._residency.cancel_all()
+        self._loader.close()
+        await self.engines.shutdown_all()
+        for name in self.lease.active_names():
+            if not await self.lease.wait_for_zero(name, _QUIT_DRAIN_S):
+                logger.warning("%s: streams did not end in time", name)
+        self._residents.clear()
+
+    def cancel(self, request_id: str) -> bool:
+        """Cancel one request. Its engine and its model stay."""
+        return self.engines.cancel(request_id)
+
+    # Settings and timers.
+
+    def apply(self, settings: RuntimeSettings) -> None:
+        """Make changed settings live: timers run by the new policy from the moment in which
+        their models fell idle, the batch size changes with each model's next request."""
+        self.settings = self._loader.settings = settings
+        for idle in self._residency.idle_models():
+            self._residency.reschedule(idle.name, self._policy(idle.name))
+
+    def keep_resident(self, name: str, policy: ResidencyPolicy | None) -> None:
+        """Give a resident model a policy of its own until it is unloaded; None takes it back."""
+        model_id = self._resident_id(name)
+        if model_id is None:
+            return
+        if policy is None:
+            self._residents.policies.pop(model_id, None)
+        else:
+            self._residents.policies[model_id] = policy
+        self._residency.reschedule(model_id, self._policy(model_id))
+
+    def release_owned(
+        self, owner: UseSource, grace_s: float, still_wanted: Callable[[], bool] | None = None
+    ) -> None:
+        """`owner` has gone: models that it used last may go after `grace_s`."""
+        for name, used_by in list(self._residents.owners.items()):
+            if used_by == owner:
+                self._residency.accelerate(name, grace_s, still_wanted)
+
+    @property
+    def capacity(self) -> int:
+        """Requests of one model that run at the same time."""
+        return self._loader.capacity
+
+    # Looking.
 
     async def catalog(self) -> Sequence[Listing]:
         """Every model that could be served, and those loaded from elsewhere by path."""
-        listings = {listing.model_id: listing for listing in self._listings.values()}
-        listings |= {one.model_id: one for one in await on_thread(self._source.catalog)}
+        known = self._residents.listings
+        listings = {name: known[name] for name in self._loader.models.names()}
+        listings |= {one.model_id: one for one in await self._run(self._source.catalog)}
         return sorted(listings.values(), key=lambda listing: listing.model_id.lower())
 
     async def find(self, name: str, *, allow_paths: bool = False) -> Listing:
         """Raises `ModelNotFound`. Loads nothing."""
         if (model_id := self._resident_id(name)) is not None:
-            return self._listings[model_id]
-        return await on_thread(lambda: self._source.find(name, allow_paths=allow_paths))
+            return self._residents.listings[model_id]
+        return await self._run(lambda: self._source.find(name, allow_paths=allow_paths))
 
     @property
     def current(self) -> str | None:
         """The model used last, if it is still resident."""
-        return self._current
+        current = self._residents.current
+        return current if current is not None and self._is_resident(current) else None
+
+    @property
+    def is_shut_down(self) -> bool:
+        return self._loader.is_closed
 
     def resident(self) -> list[ResidentModel]:
         """The current model first, then by name."""
+        known = self._residents
+        unload_in = {idle.name: idle.unload_in_s for idle in self._residency.idle_models()}
         rows = [
             ResidentModel(
-                model=model,
-                is_current=model_id == self._current,
-                num_leases=self.lease.count(model_id),
+                model=known.faces[name],
+                is_current=name == known.current,
+                num_leases=self.lease.count(name),
+                owner=known.owners.get(name),
+                unload_in_s=unload_in.get(name),
             )
-            for model_id, model in self._resident.items()
+            for name in self._loader.models.names()
         ]
         return sorted(rows, key=lambda row: (not row.is_current, row.model.model_id))
 
     @property
     def unloaded_cache(self) -> CacheTotals:
-        """What the caches of models did that are no longer resident."""
-        return self._unloaded_cache
+        """What the caches of engines did that are gone."""
+        return self.engines.retired_cache()
 
     def loading(self) -> list[str]:
-        return sorted(self._loading)
+        return self._loader.models.creating()
+
+    @property
+    def inflight_load_bytes(self) -> int:
+        """Reserved for loads that are under way."""
+        return self._loader.inflight_bytes
 
     def failures(self) -> Mapping[str, str]:
         """Why each model that failed to load did, in one line."""
-        return {name: failure.error.message for name, failure in self._failures.items()}
+        return self._loader.failures.messages()
+
+    def check(self) -> None:
+        """Raises AssertionError when something is counted twice or left behind."""
+        self._loader.check()
+        self.engines.check()
+        for idle in self._residency.idle_models():
+            assert self.lease.count(idle.name) == 0, f"{idle.name}: a timer runs during a lease"
+            assert self._is_resident(idle.name), f"{idle.name}: a timer without a model"
+
+    # Leases.
+
+    def _is_resident(self, model_id: str) -> bool:
+        return self._loader.models.get(model_id) is not None
 
     def _resident_id(self, name: str) -> str | None:
-        return name if name in self._resident else self._names.get(name)
+        model_id = self._residents.id_of(name)
+        return model_id if self._is_resident(model_id) else None
 
-    def _start_loading(self, listing: Listing, stamp: _Stamp) -> None:
-        """Raises the last failure instead while its pause lasts and the files are the same."""
-        failure = self._failures.get(listing.model_id)
-        if failure is not None and self._clock() < failure.retry_at_s and failure.stamp == stamp:
-            raise failure.error.with_traceback(None)
-        self._loading[listing.model_id] = asyncio.create_task(self._load(listing, stamp))
+    async def _leased(self, name: str, allow_paths: bool, use: ModelUse) -> LoadedModel:
+        """The model with an engine that runs, and one lease taken."""
+        for num_loads in range(1, _MAX_LOADS + 1):
+            container = await self._container(name, allow_paths, use)
+            model_id = container.model_id
+            try:
+                return await self._face(container)
+            except Exception as error:
+                self._release(model_id)
+                if num_loads == _MAX_LOADS or self.is_shut_down:
+                    raise
+                logger.error("%s: no engine on its weights, loading anew: %s", model_id, error)
+                await self._loader.evict(model_id)
+            except BaseException:
+                self._release(model_id)
+                raise
+        raise AssertionError("unreachable")
 
-    async def _load(self, listing: Listing, stamp: _Stamp) -> OsaurusError | None:
-        """Publish the model or remember the failure. Returns the error so that a load whose
-        joiners have all left is never an unread exception."""
-        model_id = listing.model_id
-        started = self._clock()
-        try:
-            model = await on_thread(lambda: self._build(listing))
-        except OsaurusError as error:
-            failure = error
-        except MemoryError:
-            failure = InsufficientResources(f"{model_id} does not fit into this machine's memory")
-        except Exception as error:
-            logger.exception("%s: loading failed", model_id)
-            failure = BundleError(f"{model_id} failed to load: {type(error).__name__}: {error}")
-        else:
-            self._failures.pop(model_id, None)
-            if self._is_shut_down:
-                return EngineShutdown("the server is shutting down")
-            self._resident[model_id] = model
-            self._listings[model_id] = listing
-            logger.info("%s: loaded in %.1f s", model_id, self._clock() - started)
-            return None
-        finally:
-            del self._loading[model_id]
-        logger.warning("%s: not loaded: %s", model_id, failure.message)
-        self._failures[model_id] = LoadFailure(
-            error=_detached(failure), retry_at_s=self._clock() + self._failure_pause_s, stamp=stamp
-        )
-        return failure
+    async def _container(self, name: str, allow_paths: bool, use: ModelUse) -> ModelContainer:
+        """Find or load the model and take one lease on it."""
+        while True:
+            if self.is_shut_down:
+                raise EngineShutdown("the server is shutting down")
+            waiter = Waiter(use)
+            listing: Listing | None = None
+            model_id = self._resident_id(name)
+            if model_id is None:
+                listing = await self.find(name, allow_paths=allow_paths)
+                model_id = listing.model_id
+            resident = self._loader.models.get(model_id)
+            if resident is not None:
+                self._take(waiter, resident)
+            elif listing is not None:
+                try:
+                    await self._loader.join(listing, waiter)
+                except BaseException:
+                    if waiter.container is not None:
+                        self._release(model_id)
+                    raise
+            if waiter.container is not None:
+                return waiter.container
 
-    def _build(self, listing: Listing) -> LoadedModel:
-        """On a loader thread. A model that came too late for anyone leaves no thread behind."""
-        model = self._source.load(listing)
-        if self._is_shut_down:
-            model.engine.shutdown()
-        return model
+    async def _face(self, container: ModelContainer) -> LoadedModel:
+        model_id = container.model_id
+        size = container.batch_size(self.capacity)
+        engine = await self.engines.engine(model_id, container.make_engine, size)
+        face = self._residents.faces.get(model_id)
+        if face is None or face.engine is not engine:
+            face = self._residents.faces[model_id] = container.face(engine)
+        return face
 
-    def _start_draining(self, model_id: str) -> None:
-        model = self._resident.pop(model_id)
-        del self._listings[model_id]
-        self._names = {name: known for name, known in self._names.items() if known != model_id}
-        if self._current == model_id:
-            self._current = None
-        self._leaving[model_id] = model
-        self._draining[model_id] = asyncio.create_task(self._drain(model))
+    def _take(self, waiter: Waiter, container: ModelContainer) -> None:
+        self._residency.mark_active(container.model_id)
+        self.lease.acquire(container.model_id)
+        waiter.container = container
 
-    async def _drain(self, model: LoadedModel) -> None:
-        try:
-            await self.lease.wait_for_zero(model.model_id)
-            stats = await on_thread(model.engine.cache_stats)
-            self._unloaded_cache += CacheTotals.of(stats)
-            await on_thread(model.engine.shutdown)
-        finally:
-            del self._draining[model.model_id], self._leaving[model.model_id]
-        del model
-        await on_thread(gc.collect)  # engines and their models refer to each other
+    def _release(self, model_id: str) -> None:
+        self.lease.release(model_id)
+        if not self.lease.count(model_id) and self._is_resident(model_id):
+            self._residency.schedule(model_id, self._policy(model_id))
 
+    def _end_use(self, model_id: str, is_live: bool) -> None:
+        self._release(model_id)
+        if is_live:
+            self.chats.end()
 
-def _stamp(path: Path) -> _Stamp:
-    """Names, sizes and times of a model's files: equal while nothing was changed."""
-    try:
-        files = sorted(path.iterdir()) if path.is_dir() else [path]
-        stats = [(file.name, file.stat()) for file in files]
-    except OSError:
-        return ()  # unreadable now; a change that makes it readable gives another stamp
-    return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+    def _policy(self, model_id: str) -> ResidencyPolicy:
+        return self._residents.policies.get(model_id, self.settings.residency)
 
-
-def _detached(error: OsaurusError) -> OsaurusError:
-    """The error without the frames that raised it: they hold half a model's memory."""
-    error.__cause__ = error.__context__ = None
-    return error.with_traceback(None)
+    async def _unload_idle(self, model_id: str) -> None:
+        if self._is_resident(model_id) and not self.lease.count(model_id):
+            await self._loader.evict(model_id)

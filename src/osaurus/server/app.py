@@ -21,11 +21,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from osaurus.chat.service import ChatEngine
 from osaurus.errors import Cancelled, OsaurusError
 from osaurus.server.apis.admin_cache import CacheAdmin
+from osaurus.server.apis.admin_models import ModelAdmin
 from osaurus.server.apis.models import ModelCatalog
 from osaurus.server.apis.openai_chat import OpenAIChat
 from osaurus.server.errors import RequestRefused, error_response
 from osaurus.server.exchange import Exchange
-from osaurus.server.health import Health
+from osaurus.server.health import Health, Readiness
 from osaurus.server.limits import Admission, bounded_body, check_headers
 from osaurus.server.origins import OriginPolicy, preflight_headers
 from osaurus.server.paths import normalize
@@ -40,17 +41,20 @@ STYLE_KEY = "osaurus.style"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppConfig:
-    """`inference_limit` counts requests that run or wait, over all models."""
+    """`inference_limit` counts requests that run or wait, over all models; None is eight batches
+    and a few, of the batch size that holds now."""
 
     origins: OriginPolicy = field(default_factory=lambda: OriginPolicy(bound_host="127.0.0.1"))
     max_body_bytes: int = 32 * 1024 * 1024
-    inference_limit: int = 68
+    inference_limit: int | None = None
     ping_interval_s: float = PING_INTERVAL_S
 
 
-def build_app(chat: ChatEngine, config: AppConfig) -> App:
+def build_app(chat: ChatEngine, config: AppConfig, readiness: Readiness | None = None) -> App:
     """Paths are normal ones (`paths.py`): every route also answers under its prefixes."""
-    admission = Admission(config.inference_limit)
+    admission = Admission(lambda: config.inference_limit or 8 * chat.runtime.capacity + 4)
+    health = Health(chat.runtime, admission, readiness or Readiness())
+    residents = ModelAdmin(chat.runtime)
     openai = OpenAIChat(chat, admission, ping_interval_s=config.ping_interval_s)
     models = ModelCatalog(chat.runtime)
     cache = CacheAdmin(chat.runtime)
@@ -58,9 +62,12 @@ def build_app(chat: ChatEngine, config: AppConfig) -> App:
         ("POST", "/chat/completions", openai.chat_completions),
         ("GET", "/models", models.list_models),
         ("GET", "/models/{model_id:path}", models.get_model),
-        ("GET", "/health", Health(chat.runtime, admission).health),
+        ("GET", "/health", health.health),
+        ("GET", "/health/ready", health.ready),
         ("GET", "/admin/cache-stats", cache.cache_stats),
         ("POST", "/admin/cache/clear", cache.clear),
+        ("POST", "/admin/preload", residents.preload),
+        ("POST", "/admin/unload", residents.unload),
     )
     return App([Route(path, handler, methods=[method]) for method, path, handler in table], config)
 

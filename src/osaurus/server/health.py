@@ -1,12 +1,12 @@
-"""`GET /health`: what this process holds and does, without loading anything.
-
-Strangers learn that it is up and no more.
+"""`GET /health`: what this process holds and does, and `GET /health/ready`: whether to send it
+requests. Neither loads anything; strangers learn that it is up, or ready, and no more.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -18,10 +18,26 @@ from osaurus.server.limits import Admission
 from osaurus.server.peers import is_local
 
 
+class Readiness:
+    """What a supervisor waits for. Set by whoever starts and stops the server."""
+
+    def __init__(self) -> None:
+        self.is_preloading = False
+        self.is_draining = False
+
+    @property
+    def reason(self) -> str | None:
+        """Why no requests should be sent; None when they should."""
+        if self.is_draining:
+            return "draining"
+        return "loading" if self.is_preloading else None
+
+
 class Health:
-    def __init__(self, runtime: ModelRuntime, admission: Admission) -> None:
+    def __init__(self, runtime: ModelRuntime, admission: Admission, readiness: Readiness) -> None:
         self._runtime = runtime
         self._admission = admission
+        self._readiness = readiness
         #: Tells one server process from another at the same address.
         self._instance_id = secrets.token_hex(8)
 
@@ -34,25 +50,43 @@ class Health:
             body |= self._details()
         return Response(msgspec.json.encode(body), media_type="application/json")
 
+    async def ready(self, request: Request) -> Response:
+        """200 when requests are welcome, else 503 with the reason."""
+        reason = self._readiness.reason
+        body = {"ready": reason is None, "reason": reason}
+        status = 200 if reason is None else 503
+        return Response(msgspec.json.encode(body), status, media_type="application/json")
+
     def _details(self) -> dict[str, Any]:
         resident = self._runtime.resident()
         failures = self._runtime.failures()
+        engines = self._runtime.engines
+        last_error = engines.last_error or next(reversed(list(failures.values())), None)
+        now = datetime.now(UTC)
         return {
+            "ready": self._readiness.reason is None,
             "instance_id": self._instance_id,
             "loaded": sorted(row.model.model_id for row in resident),
             "current_model": self._runtime.current,
             "inflight": self._runtime.lease.snapshot(),
             "loading": self._runtime.loading(),
-            "resident_models": [_row(row) for row in resident],
+            "inflight_load_bytes": self._runtime.inflight_load_bytes,
+            "resident_models": [_row(row, now) for row in resident],
             "load_errors": failures,
-            "engine_last_error": next(reversed(list(failures.values())), None),
+            "engine_last_error": last_error,
+            "engines_failed": engines.retired.num_failed,
+            "chat_active": self._runtime.chats.count,
             "http_inflight": self._admission.active,
             "http_inference_limit": self._admission.limit,
         }
 
 
-def _row(row: ResidentModel) -> dict[str, Any]:
+def _row(row: ResidentModel, now: datetime) -> dict[str, Any]:
     capacity = row.model.engine.capacity_snapshot()
+    unload_at: str | None = None
+    if row.unload_in_s is not None:
+        at = now + timedelta(seconds=row.unload_in_s)
+        unload_at = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return {
         "name": row.model.model_id,
         "is_current": row.is_current,
@@ -66,6 +100,8 @@ def _row(row: ResidentModel) -> dict[str, Any]:
         "size_bytes": row.model.size_bytes,
         "draft_strategy": None,
         "native_mtp_depth": None,
-        "idle_unload_at": None,
-        "idle_seconds_remaining": None,
+        "tokens_per_second": capacity.tokens_per_second,
+        "last_use_source": row.owner,
+        "idle_unload_at": unload_at,
+        "idle_seconds_remaining": None if row.unload_in_s is None else math.ceil(row.unload_in_s),
     }

@@ -7,7 +7,7 @@ with the limit in the message, as early as they can be seen.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from starlette.types import Message, Receive, Scope
@@ -84,11 +84,16 @@ def check_json_depth(body: bytes) -> None:
 
 
 class Admission:
-    """Counts the inference requests in flight; one event loop owns it."""
+    """Counts the inference requests in flight; one event loop owns it. `limit` is asked each
+    time: it follows a setting."""
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    def __init__(self, limit: Callable[[], int]) -> None:
+        self._limit = limit
         self.active = 0
+
+    @property
+    def limit(self) -> int:
+        return self._limit()
 
     @contextmanager
     def slot(self) -> Generator[None]:

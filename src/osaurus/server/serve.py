@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import uvicorn
 
@@ -25,9 +25,11 @@ from osaurus.errors import InvalidField, OsaurusError
 from osaurus.runtime.model import ModelSource
 from osaurus.runtime.pool import ModelRuntime
 from osaurus.server.app import AppConfig, build_app
+from osaurus.server.health import Readiness
 from osaurus.server.limits import MAX_HEADER_BYTES
 from osaurus.server.origins import OriginPolicy, is_loopback
 from osaurus.server.sse import PING_INTERVAL_S
+from osaurus.types.runtime import RuntimeSettings
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ class ServerConfig:
     """`drain_s` is how long running streams may go on after the server was told to stop.
     `preload` names a model to load at the start; a failure is reported, not fatal.
     `inference_limit` counts requests that run or wait; None is eight batches and a few.
+    `runtime` says how models are kept.
     `keeps_attribution` leaves coding agents' billing line in the prompt."""
 
     host: str = "127.0.0.1"
@@ -59,6 +62,7 @@ class ServerConfig:
     drain_s: float = 5.0
     preload: str | None = None
     keeps_attribution: bool = False
+    runtime: RuntimeSettings = field(default_factory=RuntimeSettings)
 
 
 class HttpServer:
@@ -82,7 +86,8 @@ class HttpServer:
     async def serve(self, on_ready: Callable[[str], object]) -> None:
         """Serve until told to stop; `on_ready` gets the address once requests are accepted."""
         url = self.url
-        runtime = ModelRuntime(self._source)
+        runtime = ModelRuntime(self._source, self._config.runtime)
+        readiness = Readiness()
         chat = ChatEngine(runtime, keeps_attribution=self._config.keeps_attribution)
         app = build_app(
             chat,
@@ -93,9 +98,10 @@ class HttpServer:
                     cors_origins=self._config.cors_origins,
                 ),
                 max_body_bytes=self._config.max_body_bytes,
-                inference_limit=self._config.inference_limit or self._source.max_batch_size * 8 + 4,
+                inference_limit=self._config.inference_limit,
                 ping_interval_s=self._config.ping_interval_s,
             ),
+            readiness,
         )
         self._uvicorn = _GracefulUvicorn(
             uvicorn.Config(
@@ -112,10 +118,11 @@ class HttpServer:
                 timeout_graceful_shutdown=int(self._config.drain_s) + _CLOSE_MARGIN_S,
             ),
             runtime,
+            readiness,
             on_ready=lambda: on_ready(url),
             drain_s=self._config.drain_s,
         )
-        preload = asyncio.create_task(_preload(runtime, self._config.preload))
+        preload = asyncio.create_task(_preload(runtime, readiness, self._config.preload))
         try:
             await self._uvicorn.serve(sockets=[self._socket])
         finally:
@@ -180,12 +187,14 @@ class _GracefulUvicorn(uvicorn.Server):
         self,
         config: uvicorn.Config,
         runtime: ModelRuntime,
+        readiness: Readiness,
         *,
         on_ready: Callable[[], object],
         drain_s: float,
     ) -> None:
         super().__init__(config)
         self._runtime = runtime
+        self._readiness = readiness
         self._on_ready = on_ready
         self._drain_s = drain_s
 
@@ -209,6 +218,7 @@ class _GracefulUvicorn(uvicorn.Server):
         self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._readiness.is_draining = True
         ending = asyncio.create_task(self._end_streams())
         await super().shutdown(sockets)
         await ending
@@ -221,13 +231,16 @@ class _GracefulUvicorn(uvicorn.Server):
         await self._runtime.shut_down()
 
 
-async def _preload(runtime: ModelRuntime, name: str | None) -> None:
+async def _preload(runtime: ModelRuntime, readiness: Readiness, name: str | None) -> None:
     if name is None:
         return
+    readiness.is_preloading = True
     try:
         (await runtime.acquire(name, allow_paths=True)).release()
     except OsaurusError as error:
         logger.warning("the model %r could not be loaded at the start: %s", name, error.message)
+    finally:
+        readiness.is_preloading = False
 
 
 def _bind(host: str, port: int) -> socket.socket:

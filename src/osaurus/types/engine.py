@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -107,12 +108,28 @@ class CapacitySnapshot:
     is_shutdown: bool
     kv_blocks_total: int = 0
     kv_blocks_free: int = 0
+    tokens_per_second: float | None = None  #: of all requests together, over the last moments
+    failure: str | None = None  #: why the engine stopped by itself
 
     @property
     def nominal_available_count(self) -> int:
         if self.is_shutdown:
             return 0
         return max(0, self.configured_maximum - self.active_count)
+
+
+class DeviceSeat(Protocol):
+    """One engine's way to a device that others use too."""
+
+    def hold(self, meanwhile: Callable[[], bool]) -> AbstractContextManager[bool]:
+        """Wait for the device and hold it while the block runs. `meanwhile` is called after
+        each `nudge` during the wait; when it returns False the block runs without the device.
+        Gives whether the device is held."""
+        ...
+
+    def nudge(self) -> None:
+        """There is something to look after that cannot wait for the device."""
+        ...
 
 
 class Engine(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
@@ -12,9 +13,10 @@ from api.scripted_engine import CHATML, ScriptedEngine, ScriptedSource
 from osaurus.bundle.template import ChatTemplate
 from osaurus.chat.service import ChatEngine
 from osaurus.chat.threads import ModelThreads
-from osaurus.runtime.model import Listing, LoadedModel
+from osaurus.runtime.model import Listing, ModelContainer
 from osaurus.runtime.pool import ModelRuntime
 from osaurus.types.chat import ChatRequest, Message
+from osaurus.types.runtime import RuntimeSettings
 
 
 class _Gate:
@@ -131,15 +133,13 @@ def test_eight_renders_that_do_not_end_leave_another_model_its_answers() -> None
     gate = _Gate()
 
     class Source(ScriptedSource):
-        def load(self, listing: Listing) -> LoadedModel:
-            model = super().load(listing)
+        def load(self, listing: Listing) -> ModelContainer:
+            container = super().load(listing)
             if listing.model_id == "good":
-                return model
-            return LoadedModel(
-                model_id=model.model_id,
-                engine=model.engine,
-                tokenizer=model.tokenizer,
-                template=_Spinning(gate),
+                return container
+            return replace(
+                container,
+                face=lambda engine: replace(container.face(engine), template=_Spinning(gate)),
             )
 
     def request(model: str) -> ChatRequest:
@@ -147,7 +147,8 @@ def test_eight_renders_that_do_not_end_leave_another_model_its_answers() -> None
 
     async def scenario() -> None:
         source = Source({"good": ScriptedEngine(), "bad": ScriptedEngine()})
-        chat = ChatEngine(ModelRuntime(source))
+        settings = RuntimeSettings(eviction="manual_multi_model")
+        chat = ChatEngine(ModelRuntime(source, settings))
         hostile = [asyncio.create_task(chat.complete(request("bad"))) for _ in range(8)]
         await asyncio.to_thread(gate.wait_until, 2)
         for _ in range(3):

@@ -19,6 +19,7 @@ from osaurus.runtime.cache_totals import CacheTotals
 from osaurus.runtime.model import Listing
 from osaurus.runtime.pool import ModelRuntime
 from osaurus.types.cache import CacheStats
+from osaurus.types.runtime import RuntimeSettings
 
 
 def _run(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -156,7 +157,7 @@ def test_two_unloads_stop_the_engine_once_and_only_one_says_it_was_there() -> No
     _run(scenario)
 
 
-def test_a_model_whose_engine_stopped_by_itself_is_loaded_again() -> None:
+def test_an_engine_that_stopped_by_itself_is_rebuilt_on_the_same_weights() -> None:
     async def scenario() -> None:
         source = ScriptedSource({"m": ScriptedEngine()}, make_engine=lambda _: ScriptedEngine())
         runtime = ModelRuntime(source)
@@ -165,7 +166,8 @@ def test_a_model_whose_engine_stopped_by_itself_is_loaded_again() -> None:
         held.release()
         again = await runtime.acquire("m")
         assert not again.model.engine.capacity_snapshot().is_shutdown
-        assert source.loads == ["m", "m"]
+        assert again.model.engine is not held.model.engine
+        assert source.loads == ["m"]
         again.release()
 
     _run(scenario)
@@ -176,7 +178,8 @@ def test_a_failed_load_is_refused_at_once_until_the_pause_is_over(tmp_path: Path
         now = [100.0]
         source = ScriptedSource({"m": ScriptedEngine()}, path=tmp_path)
         source.failures["m"] = UnsupportedBundle("no such architecture")
-        runtime = ModelRuntime(source, failure_pause_s=30, clock=lambda: now[0])
+        settings = RuntimeSettings(failure_pause_s=30)
+        runtime = ModelRuntime(source, settings, clock=lambda: now[0])
         for _ in range(3):
             with pytest.raises(UnsupportedBundle, match="no such architecture"):
                 await runtime.acquire("m")
@@ -250,7 +253,7 @@ def test_aliases_share_one_resident_model() -> None:
     async def scenario() -> None:
         source = _source("org/m", "b")
         source.aliases = {"m": "org/m", "default": "org/m"}
-        runtime = ModelRuntime(source)
+        runtime = ModelRuntime(source, RuntimeSettings(eviction="manual_multi_model"))
         for name in ("m", "default", "org/m", "m"):
             (await runtime.acquire(name)).release()
         (await runtime.acquire("b")).release()
@@ -288,7 +291,7 @@ def test_shutting_down_does_not_wait_for_a_load_and_stops_what_it_made() -> None
         with pytest.raises(EngineShutdown):
             await caller
         source.gates["m"].set()
-        await _until(lambda: source.engines["m"].capacity_snapshot().is_shutdown)
+        await _until(lambda: source.freed == ["m"])
         assert runtime.resident() == []
 
     _run(scenario)

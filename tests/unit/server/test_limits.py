@@ -76,7 +76,7 @@ def test_wide_json_is_not_deep() -> None:
 
 
 def test_admission_counts_and_gives_back_on_every_exit() -> None:
-    admission = Admission(1)
+    admission = Admission(lambda: 1)
     with admission.slot():
         assert admission.active == 1
         with pytest.raises(ServerOverloaded, match="the limit is 1"), admission.slot():
