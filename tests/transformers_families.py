@@ -1,7 +1,7 @@
 """Small configs of every family that the transformers route is tested with, by name.
 
-`MADE` has those of the route, `NATIVE` those that the mission names and that have a family of
-their own here: their tests are in `parity/test_native_families.py` and `test_llama_family.py`.
+`MADE` has those that the route is tested with, `NAMED` other families that are native here: their
+tests are in `parity/test_native_families.py`, `test_hybrid_families.py`, `test_llama_family.py`.
 """
 
 from __future__ import annotations
@@ -116,9 +116,15 @@ MADE: dict[str, dict[str, Any]] = {
     "Ling": dict(
         family="bailing_hybrid",
         num_key_value_heads=6,
+        head_dim=16,
         moe_intermediate_size=32,
-        num_experts=8,
+        num_local_experts=8,
         num_experts_per_tok=2,
+        n_group=4,
+        topk_group=2,
+        layer_types=["linear_attention", "linear_attention", "full_attention"],
+        mlp_layer_types=["dense", "sparse", "sparse"],
+        num_mtp_layers=0,
         pad_token_id=0,
         **_MLA,
     ),
@@ -276,6 +282,19 @@ MADE: dict[str, dict[str, Any]] = {
         first_k_dense_replace=1,
         **_MLA,
     ),
+    "Llama 4": dict(
+        family="llama4_text",
+        head_dim=16,
+        attention_chunk_size=16,
+        num_local_experts=4,
+        num_experts_per_tok=1,
+        intermediate_size=64,
+        intermediate_size_mlp=96,
+        layer_types=["chunked_attention", "full_attention", "chunked_attention"],
+        no_rope_layers=[1, 0, 1],
+        pad_token_id=0,
+    ),
+    "BLOOM": dict(family="bloom", n_layer=3, n_head=6, pad_token_id=0),
     "GPT-2": dict(family="gpt2", n_embd=96, n_layer=3, n_head=6, n_positions=512),
     "GPT-NeoX": dict(family="gpt_neox"),
     "Jamba": dict(
@@ -289,6 +308,19 @@ MADE: dict[str, dict[str, Any]] = {
     ),
 }
 
+#: Families with a file of their own here that the route is not tested with: name -> model types.
+NAMED: dict[str, tuple[str, ...]] = {
+    "Mistral": ("mistral",),
+    "Qwen2": ("qwen2",),
+    "Qwen3": ("qwen3",),
+    "Qwen3 MoE": ("qwen3_moe",),
+    "Gemma 3": ("gemma3", "gemma3_text"),
+    "GLM-4": ("glm", "glm4"),
+    "GLM-4.5": ("glm4_moe",),
+    "Kimi K2": ("kimi_k2",),
+    "OLMo 2": ("olmo2",),
+}
+
 
 def load_routed(folder: Path, mode: ComputeMode = "float32", **options: Any) -> Any:
     """The folder's model by the route, also where a family of ours would serve it."""
@@ -297,16 +329,15 @@ def load_routed(folder: Path, mode: ComputeMode = "float32", **options: Any) -> 
         return transformers_route.build(config, source, mode, **options)
 
 
-def refusal(folder: Path, name: str) -> str:
-    """Why the installed transformers or the route does not serve a family; empty if they do."""
+def outcome(folder: Path, name: str) -> str:
+    """How the installed transformers and the route serve a family: a form, or `refused: why`."""
     import transformers
 
     family = MADE[name]["family"]
     if family not in transformers.CONFIG_MAPPING:
-        return f"it does not define {family}"
+        return f"refused: transformers does not define `{family}`"
     try:
         save_tiny(folder, **MADE[name])
-        load_routed(folder)
+        return str(load_routed(folder).route)
     except BundleError as error:
-        return error.message
-    return ""
+        return f"refused: {error.message}"

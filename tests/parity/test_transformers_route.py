@@ -2,41 +2,43 @@
 
 Greedy tokens and logits are those of transformers' own forward and `generate`: alone, in
 company, with prompts cut at odd places, and resumed from a prefix. `docs/models.md` is made
-from these tests by `scripts/models_table`.
+from these tests by `scripts/models_table.py`.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from osaurus.engine import core
 from osaurus.engine.core import BatchEngine
+from osaurus.errors import IncompleteBundle, UnsupportedBundle
+from osaurus.models.transformers_own_cache import Count
 from osaurus.types.cache import CacheConfig
 from osaurus.types.engine import EngineConfig
-from tiny import TokenText, ask, info_of, save_tiny, tokens_of
-from transformers_families import MADE, load_routed, refusal
+from support_table import PAGE, ROOT, page_with_table, record_of
+from synthetic import Rig
+from tiny import BASE, TokenText, ask, info_of, load_tiny, save_tiny, tokens_of
+from transformers_families import MADE, load_routed, outcome
 
 LENGTHS = (70, 33, 1, 49)
 COUNT = 32
 
 
 @pytest.fixture(scope="module", params=MADE)
-def saved(request: pytest.FixtureRequest, tmp_path_factory: Any) -> tuple[Path, Any]:
-    """A folder and the transformers model that wrote it; skipped where the installed version
-    has none or the route refuses it, with the reason."""
+def made(request: pytest.FixtureRequest, tmp_path_factory: Any) -> tuple[str, str, Path]:
+    """A family, how the route serves it, and a folder with a model of it where it does."""
     folder = tmp_path_factory.mktemp("family")
-    reason = refusal(folder, request.param)
-    if reason:
-        pytest.skip(f"transformers {transformers.__version__}: {reason}")
-    reference = save_tiny(folder, **MADE[request.param])
-    # Its other kernels leave caps out that the config asks for.
-    reference.set_attn_implementation("eager")
-    return folder, reference
+    return request.param, outcome(folder, request.param), folder
 
 
 @pytest.fixture
@@ -114,8 +116,23 @@ def _generated(reference: Any, prompt: list[int]) -> list[int]:
     return ids[0, len(prompt) :].tolist()
 
 
-def test_float32_answers_are_those_of_transformers(saved: Any, rows: Any) -> None:
-    folder, reference = saved
+def test_float32_answers_are_those_of_transformers(
+    made: tuple[str, str, Path], rows: Any, record_property: Any
+) -> None:
+    name, found, folder = made
+    version = transformers.__version__
+    told = {"family": name, "outcome": found, "transformers": version}
+    for key, value in told.items():
+        record_property(key, value)
+    record = record_of(version)
+    if record is not None:
+        assert found == record.get(name), "docs/models.md is stale: run scripts/models_table.py"
+    if found.startswith("refused"):
+        pytest.skip(found)
+    reference = save_tiny(folder, **MADE[name])
+    # Its other kernels leave caps out that the config asks for.
+    reference.set_attn_implementation("eager")
+
     prompts = _prompts()
     alone = _engine(load_routed(folder), 512)
     answers = _run(alone, {0: prompts[0]})
@@ -133,3 +150,144 @@ def test_float32_answers_are_those_of_transformers(saved: Any, rows: Any) -> Non
     together.shutdown()
     assert info.cached_prompt_tokens >= 64
     _agrees(reference, follow_up, tokens, rows["9"])
+
+
+def test_the_page_of_models_shows_the_records() -> None:
+    assert PAGE.read_text() == page_with_table(PAGE.read_text()), "run scripts/models_table.py"
+
+
+def _of(folder: Path, family: str) -> Any:
+    """The reference of a small model that it leaves in `folder`."""
+    return save_tiny(folder, **MADE[family])
+
+
+def _logits(model: Any, tokens: list[int]) -> torch.Tensor:
+    """Every row's logits, fed as decode rows."""
+    rig = Rig(model)
+    return rig.decode([(rig.open(), tokens)])
+
+
+@pytest.mark.parametrize("family", ["Hunyuan dense", "MiniMax M2", "gpt-oss", "Falcon-H1"])
+@pytest.mark.parametrize("on_load", [None, "int4"])
+def test_the_shipped_mode_is_close_and_quantizing_makes_it_smaller(
+    tmp_path: Path, family: str, on_load: Any
+) -> None:
+    _of(tmp_path, family)
+    exact, shipped = load_routed(tmp_path), load_routed(tmp_path, "bfloat16", on_load=on_load)
+    tokens = _prompts()[1]
+    one, other = _logits(exact, tokens), _logits(shipped, tokens)
+    assert torch.nn.functional.cosine_similarity(one, other).median() > (
+        0.98 if on_load is None else 0.8
+    )
+    share = shipped.nbytes / exact.nbytes
+    assert share < (0.52 if on_load is None else 0.45)
+
+
+def test_decode_rows_have_the_same_bits_in_any_company(tmp_path: Path) -> None:
+    """float32, packed: our products and attention, and transformers' elementwise operations."""
+    _of(tmp_path, "Hunyuan dense")
+    model = load_routed(tmp_path)
+    prompts = _prompts()
+    alone = [_logits(model, prompt[:8]) for prompt in prompts if len(prompt) >= 8]
+    rig = Rig(model)
+    together = rig.decode([(rig.open(), p[:8]) for p in prompts if len(p) >= 8])
+    assert torch.equal(torch.cat(alone), together)
+
+
+def test_names_that_do_not_fit_are_told(tmp_path: Path) -> None:
+    _of(tmp_path, "Hunyuan dense")
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file({n: t for n, t in weights.items() if n != "model.norm.weight"}, _file(tmp_path))
+    with pytest.raises(IncompleteBundle, match=r"1 missing tensors .*: model\.norm\.weight"):
+        load_routed(tmp_path)
+    save_file({**weights, "model.more.weight": torch.ones(2)}, _file(tmp_path))
+    with pytest.raises(UnsupportedBundle, match=r"1 unexpected tensors .*: model\.more\.weight"):
+        load_routed(tmp_path)
+    for name in ("model.norm.weight", "model.layers.0.mlp.up_proj.weight"):
+        save_file({**weights, name: torch.ones(3)}, _file(tmp_path))
+        with pytest.raises(UnsupportedBundle, match=rf"tensor {name} has shape \(3,\)"):
+            load_routed(tmp_path)
+
+
+def _file(folder: Path) -> Path:
+    return folder / "model.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"model_type": "gpt9"}, f"'gpt9' .* transformers {transformers.__version__}"),
+        (
+            {"model_type": "gpt9", "auto_map": {"AutoConfig": "x.Y"}},
+            "code of a bundle is never run",
+        ),
+        ({"model_type": "vit"}, "'vit' is no causal language model"),
+        ({"num_hidden_layers": "three"}, r"config\.json: .*num_hidden_layers"),
+    ],
+    ids=["unknown", "its own code", "another kind", "a bad field"],
+)
+def test_configs_that_cannot_run_are_refused_in_one_line(
+    tmp_path: Path, fields: dict[str, Any], said: str
+) -> None:
+    _of(tmp_path, "Hunyuan dense")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    with pytest.raises(UnsupportedBundle, match=said) as caught:
+        load_routed(tmp_path)
+    assert "\n" not in caught.value.message
+
+
+def test_attention_that_looks_ahead_is_refused(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "bert")
+    with pytest.raises(UnsupportedBundle, match="not causal"):
+        load_routed(tmp_path)
+
+
+def test_the_text_of_a_model_that_also_sees_and_hears_is_served(tmp_path: Path) -> None:
+    small = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    text = {name: value for name, value in MADE["Gemma 4"].items() if name != "family"}
+    reference = save_tiny(
+        tmp_path,
+        "gemma4",
+        text_config={**BASE, **text},
+        vision_config={**small, "num_key_value_heads": 2, "head_dim": 16},
+        audio_config=dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2),
+    )
+    tokens = _prompts()[1]
+    reference.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = reference(input_ids=torch.tensor([tokens])).logits[0]
+    model = load_routed(tmp_path)
+    torch.testing.assert_close(_logits(model, tokens), expected, atol=1e-3, rtol=1e-3)
+    assert not any("vision" in name for name, _ in model.call.network.named_modules())
+
+
+def test_a_native_model_never_imports_transformers(tmp_path: Path) -> None:
+    _of(tmp_path, "Llama")
+    code = (
+        "import sys, torch; from pathlib import Path; from tiny import load_tiny\n"
+        "from synthetic import Rig; rig = Rig(load_tiny(Path(sys.argv[1])))\n"
+        "rig.decode([(rig.open(), [3, 4])]); assert 'transformers' not in sys.modules"
+    )
+    paths = f"{ROOT / 'src'}:{ROOT / 'tests'}"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_unserved_family_of_ours_goes_by_the_route(tmp_path: Path) -> None:
+    _of(tmp_path, "Hunyuan dense")
+    assert load_tiny(tmp_path).route == "packed"
+
+
+@pytest.mark.parametrize(
+    ("growth", "k", "values"),
+    [("same", 4, [4, 4]), ("window", 4, [0, 4]), ("tokens", 0, [0, 11]), ("runs", 4, [0, 2])],
+)
+def test_counts_of_a_cache_at_0_and_11_tokens(growth: Any, k: int, values: list[int]) -> None:
+    assert [Count(growth, k).at(n) for n in (0, 11)] == values

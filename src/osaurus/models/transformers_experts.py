@@ -44,15 +44,19 @@ def is_experts(module: nn.Module) -> bool:
     return all(hasattr(module, flag) for flag in flags)
 
 
-def own_weight(weight: Tensor, on_load: QuantizeOnLoad | None) -> GroupedWeight | Tensor:
+def own_weight(
+    weight: Tensor, on_load: QuantizeOnLoad | None, device: torch.device
+) -> GroupedWeight | Tensor:
     """A copy of [N, K] in the form that our layers take: float32 stays in plain numbers."""
     if not on_load or not can_quantize((weight.shape[0], weight.shape[1]), on_load):
-        return weight.clone(memory_format=torch.contiguous_format)
+        return weight.to(device, copy=True, memory_format=torch.contiguous_format)
     quantized = quantize(weight, on_load)
-    return quantized.dequantize(weight.dtype) if weight.dtype == torch.float32 else quantized
+    if weight.dtype == torch.float32:
+        return quantized.dequantize(torch.float32).to(device)
+    return quantized.to(device)
 
 
-def take_apart(module: Any, on_load: QuantizeOnLoad | None) -> ExpertLayers:
+def take_apart(module: Any, on_load: QuantizeOnLoad | None, device: torch.device) -> ExpertLayers:
     """Replace the stacked tensors of `module` by one layer for each expert."""
     layers: list[tuple[Linear, ...]] = []
     for name in ("gate_up_proj" if module.has_gate else "up_proj", "down_proj"):
@@ -61,8 +65,9 @@ def take_apart(module: Any, on_load: QuantizeOnLoad | None) -> ExpertLayers:
         made: list[Linear] = []
         for expert in range(module.num_experts):
             weight = stack[expert].t() if module.is_transposed else stack[expert]
-            part = own_weight(weight, on_load)
-            made.append(fused_linear([part], [None if bias is None else bias[expert].clone()]))
+            part = own_weight(weight, on_load, device)
+            own_bias = None if bias is None else bias[expert].to(device, copy=True)
+            made.append(fused_linear([part], [own_bias]))
         delattr(module, name)
         layers.append(tuple(made))
     found = ExpertLayers(*layers)

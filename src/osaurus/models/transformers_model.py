@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from osaurus.errors import UnsupportedBundle
 from osaurus.models.base import ForwardBatch, ForwardOutput, GroupBatch, LayerMemory
 from osaurus.models.transformers_attention import (
     AttentionCall,
@@ -28,6 +29,9 @@ from osaurus.models.transformers_attention import (
 )
 from osaurus.models.transformers_state import CacheStates, StateForm
 from osaurus.topology.base import LayerTopology
+
+#: What architectures and versions call the cache of a forward.
+_CACHE_KEYWORDS = ("past_key_values", "cache_params", "cache")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +51,10 @@ class NetworkCall:
     def __init__(self, network: Any) -> None:
         self.network = network
         self._accepted = frozenset(inspect.signature(network.forward).parameters)
-        is_state_only = "cache_params" in self._accepted
-        self._cache_keyword = "cache_params" if is_state_only else "past_key_values"
+        found = [name for name in _CACHE_KEYWORDS if name in self._accepted]
+        if not found:
+            raise UnsupportedBundle(f"{type(network).__name__} takes no cache")
+        self._cache_keyword = found[0]
 
     def __call__(self, given: dict[str, Any], cache: Any = None) -> Tensor:
         """Logits [B, T, V] of a forward; [1, L, V] of `logits_to_keep` [L] where that is given."""

@@ -70,7 +70,8 @@ def build(
     """
     transformers = _import(config)
     with _quiet(transformers):
-        cls, parsed = _class_of(transformers, config)
+        has_head = any(name.endswith("lm_head.weight") for name in source.names())
+        cls, parsed = _class_of(transformers, config, has_head)
         network, nbytes = _load(cls, parsed, config, source, mode, device, on_load)
         _register(transformers)
         common = {
@@ -161,8 +162,8 @@ def _import(config: Mapping[str, Any]) -> Any:
     return transformers
 
 
-def _class_of(transformers: Any, config: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The class of the text model and its config."""
+def _class_of(transformers: Any, config: Mapping[str, Any], has_head: bool) -> tuple[Any, Any]:
+    """The class of the text model and its config. `has_head`: a head is stored."""
     model_type = str(config.get("model_type", ""))
     where = f"transformers {transformers.__version__}"
     known = transformers.CONFIG_MAPPING
@@ -193,6 +194,9 @@ def _class_of(transformers: Any, config: Mapping[str, Any]) -> tuple[Any, Any]:
     for table in tables:
         for candidate in (text, parsed):
             if type(candidate) in table:
+                if candidate is not parsed and getattr(parsed, "tie_word_embeddings", False):
+                    # What the whole says of its head holds for its text model.
+                    candidate.tie_word_embeddings = not has_head
                 return table[type(candidate)], candidate
     raise UnsupportedBundle(f"model_type {model_type!r} is no causal language model in {where}")
 
@@ -237,10 +241,9 @@ def _load(
     except Exception as error:
         raise UnsupportedBundle(f"{cls.__name__} cannot be built: {_line(error)}") from error
     check_loaded(info)
-    taken = install(network, weights, on_load, loader.dtype)
+    taken = install(network, weights, on_load, loader.dtype, loader.device)
     loader.finish()
-    taken += freeze(network)
-    return network.to(device).eval(), taken
+    return network.eval(), taken + freeze(network)
 
 
 def _learn(call: NetworkCall, new_cache: Any) -> Learnt:

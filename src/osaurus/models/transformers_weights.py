@@ -102,7 +102,9 @@ class WeightMap:
         self._source, self._loader = source, loader
         self._store = MatrixStore(source, schemes)
         shapes = {name: tuple(value.shape) for name, value in skeleton.state_dict().items()}
-        self._names = _model_names(self._stored_names(), shapes)
+        stored_names = self._stored_names()
+        self._names = _model_names(stored_names, shapes)
+        loader.skip(*set(stored_names).difference(self._names.values()))
         head = skeleton.get_output_embeddings()
         tied = bool(getattr(skeleton.config, "tie_word_embeddings", False))
         #: path of an `nn.Linear` -> the stored matrix that is its weight
@@ -218,35 +220,50 @@ def check_loaded(info: Mapping[str, Any]) -> None:
 
 
 def install(
-    model: Any, weights: WeightMap, on_load: QuantizeOnLoad | None, dtype: torch.dtype
+    model: Any,
+    weights: WeightMap,
+    on_load: QuantizeOnLoad | None,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> int:
-    """Put our layers in the place of the model's; returns the bytes they take."""
+    """Put our layers in the place of the model's and the rest on the device; returns the bytes
+    that our layers take."""
     taken = 0
-    head = model.get_output_embeddings()
+    head_path, head = _head(model)
     for path, module in list(model.named_modules()):
-        replacement: nn.Module | None = None
         if is_experts(module):
-            taken += take_apart(module, on_load).nbytes
-        elif module is head and type(module) is nn.Linear and not _has_bias(module):
-            if path in weights.direct:
-                embedding = weights.head(path, module)
-                taken += embedding.nbytes
-            else:
-                embedding = DenseEmbedding(module.weight.data)
-            replacement = RoutedHead(embedding, dtype)
-        elif path in weights.direct:
+            taken += take_apart(module, on_load, device).nbytes
+        elif path in weights.direct and path != head_path:
             inner = weights.linear(path, module)
             taken += inner.nbytes
-            replacement = RoutedLinear(inner)
-        elif type(module) is nn.Linear and module.weight.dtype == dtype:
-            bias = module.bias.data.clone() if _has_bias(module) else None
-            inner = fused_linear([own_weight(module.weight.data, on_load)], [bias])
+            _replace(model, path, RoutedLinear(inner))
+        elif type(module) is nn.Linear and module is not head and module.weight.dtype == dtype:
+            bias = module.bias.data.to(device, copy=True) if _has_bias(module) else None
+            inner = fused_linear([own_weight(module.weight.data, on_load, device)], [bias])
             taken += inner.nbytes
-            replacement = RoutedLinear(inner)
-        if replacement is not None:
-            parent, _, name = path.rpartition(".")
-            setattr(model.get_submodule(parent), name, replacement)
+            _replace(model, path, RoutedLinear(inner))
+    if head_path in weights.direct:
+        embedding = weights.head(head_path, head)
+        taken += embedding.nbytes
+        _replace(model, head_path, RoutedHead(embedding, dtype))
+    model.to(device)
+    if head is not None and head_path not in weights.direct:
+        # Tied to the embedding, or merged on its way: it shares what is on the device now.
+        _replace(model, head_path, RoutedHead(DenseEmbedding(head.weight.data), dtype))
     return taken
+
+
+def _head(model: Any) -> tuple[str, Any]:
+    """Path and module of the head, if it is one that ours can stand in for."""
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear or _has_bias(head):
+        return "", None
+    return next(path for path, module in model.named_modules() if module is head), head
+
+
+def _replace(model: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, module)
 
 
 def _has_bias(module: nn.Module) -> bool:
