@@ -18,6 +18,7 @@ from functools import partial
 import torch
 
 from osaurus.cache.policy import resolve_load_mode
+from osaurus.cache.sequence import CachedSequence
 from osaurus.engine.cache import open_cache
 from osaurus.engine.client import Mailbox, Stream
 from osaurus.engine.decode_threads import DecodeThreads
@@ -41,7 +42,7 @@ from osaurus.errors import (
 from osaurus.kernels.cpu import usable_cores
 from osaurus.kernels.openmp import release_team
 from osaurus.models.base import Model
-from osaurus.types.cache import CacheStats
+from osaurus.types.cache import CacheHints, CacheStats
 from osaurus.types.engine import (
     CapacitySnapshot,
     DeviceSeat,
@@ -154,7 +155,7 @@ class BatchEngine:
                 room=self.max_context_tokens - len(prompt),
                 vocab_size=self._vocab_size,
                 num_groups=len(self.pool.groups),
-                open_cached=partial(self.cache.begin, prompt, request.cache),
+                open_cached=partial(self._open_cached, prompt, request.cache),
                 now=self._clock(),
             )
             with self._lock:
@@ -170,6 +171,11 @@ class BatchEngine:
             box.put(refusal)
             box.mark_drained()
         return streams
+
+    def _open_cached(
+        self, prompt: list[int], hints: CacheHints, first: CachedSequence | None
+    ) -> CachedSequence:
+        return self.cache.begin(prompt, hints) if first is None else self.cache.sibling(first)
 
     def cancel(self, request_id: str) -> bool:
         with self._lock:
@@ -416,7 +422,7 @@ class BatchEngine:
         token = sampled.token_id
         if token is None:
             request.poisoned = True
-            self.cache.reject(request.cached)
+            self.cache.reject_all(request.cached)
             self._finish(
                 request,
                 "cancelled",
