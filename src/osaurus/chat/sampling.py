@@ -1,4 +1,5 @@
-"""Which sampling values run: the request's, else the bundle's, else the engine's, per field."""
+"""Which sampling values run: the request's, else the user's, else the bundle's, else the
+engine's, per field."""
 
 from __future__ import annotations
 
@@ -13,13 +14,16 @@ _FIELDS = frozenset(field.name for field in fields(SamplingParams))
 
 
 def effective_sampling(
-    explicit: Mapping[str, Any], bundle_defaults: Mapping[str, Any]
+    explicit: Mapping[str, Any],
+    bundle_defaults: Mapping[str, Any],
+    users_defaults: Mapping[str, Any] | None = None,
 ) -> SamplingParams:
-    """Raises `InvalidField` for an unknown field or a value out of range."""
+    """`users_defaults` are the settings'. Raises `InvalidField` for an unknown field or a value
+    out of range."""
     unknown = sorted(set(explicit) - _FIELDS)
     if unknown:
         raise InvalidField(unknown[0], "is no sampling field")
-    params = SamplingParams(**{**bundle_defaults, **explicit})
+    params = SamplingParams(**{**bundle_defaults, **(users_defaults or {}), **explicit})
     if params.top_k < 0:
         params = replace(params, top_k=0)  # both spellings of "off" in the wild
     return params.validate()

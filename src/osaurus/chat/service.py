@@ -7,6 +7,8 @@ the sampling values and starts the engine; `complete` is `open` and a fold. Know
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
+from typing import Any
 
 from osaurus.chat.arguments import ArgumentChecker
 from osaurus.chat.completion import Completion, fold
@@ -19,6 +21,7 @@ from osaurus.parsing.budget import ThinkingBudget, arm_budget
 from osaurus.parsing.build import build_machine
 from osaurus.parsing.output import OutputPipeline
 from osaurus.parsing.pieces import OutputMachine
+from osaurus.runtime.live import LiveSettings
 from osaurus.runtime.model import LoadedModel
 from osaurus.runtime.pool import ModelRuntime
 from osaurus.types.chat import ChatRequest
@@ -35,11 +38,20 @@ _NUM_PROMPT_THREADS = 2
 class ChatEngine:
     """Serves chat requests from `runtime`. Use from one event loop; `close` when done.
 
-    `keeps_attribution` switches off the rule of `attribution.py`.
+    `keeps_attribution` switches off the rule of `attribution.py`. With `live` settings that is
+    theirs to say, they fill in sampling values, and what has changed in them counts from the
+    next request on.
     """
 
-    def __init__(self, runtime: ModelRuntime, *, keeps_attribution: bool = False) -> None:
+    def __init__(
+        self,
+        runtime: ModelRuntime,
+        *,
+        keeps_attribution: bool = False,
+        live: LiveSettings | None = None,
+    ) -> None:
         self.runtime = runtime
+        self.live = live
         self._keeps_attribution = keeps_attribution
         self._threads = ModelThreads(_NUM_PROMPT_THREADS, name="osaurus-prompt")
 
@@ -49,10 +61,14 @@ class ChatEngine:
         Raises before any event: `ModelNotFound`, what is wrong with the bundle, `InvalidField`,
         `TemplateError`, `ContextLengthExceeded`. Cancelling it leaves nothing behind.
         """
+        users: Mapping[str, Any] = {}
+        if self.live is not None:
+            await self.live.refresh(self.runtime)
+            users = self.live.sampling
         held = await self.runtime.acquire(request.model)
         try:
             model = held.model
-            params = effective_sampling(request.sampling, model.sampling_defaults)
+            params = effective_sampling(request.sampling, model.sampling_defaults, users)
             prompt, checker = await self._threads.run(model.model_id, self._prepare, model, request)
             num_tokens = len(prompt.token_ids)
             params = fit_to_context(params, num_tokens, model.context_tokens)
@@ -94,7 +110,8 @@ class ChatEngine:
     def _prepare(
         self, model: LoadedModel, request: ChatRequest
     ) -> tuple[PreparedPrompt, ArgumentChecker]:
-        prompt = prepare_prompt(model, request, keeps_attribution=self._keeps_attribution)
+        keeps = self._keeps_attribution if self.live is None else self.live.keeps_attribution
+        prompt = prepare_prompt(model, request, keeps_attribution=keeps)
         return prompt, ArgumentChecker(request.tools)
 
     def close(self) -> None:

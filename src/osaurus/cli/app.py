@@ -38,6 +38,7 @@ VERBS = (
     Verb(("list", "ls"), "osaurus.cli.list:list_all", "List the models on this machine."),
     Verb("show", "osaurus.cli.show:show", "Show what is known of one model."),
     Verb("pull", "osaurus.cli.pull:pull", "Download a model."),
+    Verb("config", "osaurus.cli.config:config", "Show and change the settings."),
     Verb("cache", "osaurus.cli.cache:cache", "Look after the prompts that are kept on disk."),
     Verb("bench", "osaurus.cli.bench:bench", "Measure prefill, decode and time to first token."),
     Verb("doctor", "osaurus.cli.doctor:doctor", "Say what this machine has and what is missing."),

@@ -5,13 +5,13 @@ Yields a client; what was started here is stopped on the way out, in reverse ord
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 
 from osaurus.cli.client import ServerClient, configured_address
-from osaurus.cli.options import CacheChoice
 from osaurus.cli.terminal import say
-from osaurus.types.weights import QuantizeOnLoad
+from osaurus.settings.load import Flag
+from osaurus.settings.store import SettingsStore
 
 
 @contextmanager
@@ -20,18 +20,17 @@ def connect(
     *,
     address: str | None,
     assume_yes: bool,
-    cache: CacheChoice | None = None,
-    quantize: QuantizeOnLoad | None = None,
+    flags: Mapping[str, Flag] | None = None,
 ) -> Generator[ServerClient]:
     """A client of a server that should know `model`.
 
     An `address` given by the user is used as it is. Otherwise a missing model may be
-    downloaded first, after a question. `cache` and `quantize` are for a server of its own;
-    another one has its own settings, which is said.
+    downloaded first, after a question. `flags` are for a server of its own, which has the
+    settings of the file besides; another one has its own settings, which is said.
     """
-    cache = cache or CacheChoice()
+    flags = flags or {}
     if address:
-        _mention_settings(cache, quantize)
+        _mention_settings(flags)
         with ServerClient(address) as client:
             yield client
         return
@@ -39,30 +38,28 @@ def connect(
         if client.health() is not None:
             if not client.has_model(model):
                 _offer(model, assume_yes)
-            _mention_settings(cache, quantize)
+            _mention_settings(flags)
             yield client
             return
     _offer(model, assume_yes)
     # Imports torch, therefore only when there is no server to ask.
-    from osaurus.runtime.load import BundleSource, LoadOptions
+    from osaurus.runtime.live import LiveSettings
+    from osaurus.runtime.load import BundleSource
     from osaurus.server.serve import ServerConfig, running_server
-    from osaurus.types.engine import EngineConfig
 
-    engine = EngineConfig(cache=cache.config)
-    source = BundleSource(LoadOptions(engine=engine, disk_cache=cache.on_disk, quantize=quantize))
+    source = BundleSource()
+    live = LiveSettings(SettingsStore(flags=flags), source)
     # Port 0: any free one. Nobody else's streams run there, so the end waits for none.
-    config = ServerConfig(port=0, drain_s=0.0)
+    config = ServerConfig(port=0, drain_s=0.0, live=live)
     with running_server(source, config) as own, ServerClient(own) as client:
         yield client
 
 
-def _mention_settings(cache: CacheChoice, quantize: QuantizeOnLoad | None) -> None:
-    for name, is_given in (
-        ("the cache flags have", cache != CacheChoice()),
-        ("--quantize has", quantize),
-    ):
-        if is_given:
-            say(f"{name} no effect: the server that answers has its own settings")
+def _mention_settings(flags: Mapping[str, Flag]) -> None:
+    names = list(dict.fromkeys(one.name for one in flags.values()))
+    if names:
+        has = "has" if len(names) == 1 else "have"
+        say(f"{', '.join(names)} {has} no effect: the server that answers has its own settings")
 
 
 def _offer(model: str, assume_yes: bool) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from osaurus.errors import InvalidField
-from osaurus.types.cache import CacheConfig, KVMode
+from osaurus.settings.load import Flag
+from osaurus.settings.schema import BY_KEY
 from osaurus.types.weights import QuantizeOnLoad
 
 Json = Annotated[
@@ -55,27 +55,34 @@ Quantize = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheChoice:
-    """What the three flags say; equal to the default where none is given."""
+def flag(key: str, value: object, *, name: str = "") -> dict[str, Flag]:
+    """One setting's value from the command line; empty where the flag was not given. `name` is
+    that of a flag which sets more than one. Raises `InvalidField` naming the flag."""
+    if value is None:
+        return {}
+    setting = BY_KEY[key]
+    name = name or setting.flag
+    if isinstance(value, str):
+        checked = setting.read(value, label=name)
+    else:
+        checked = setting.check(value, label=name)
+    return {key: Flag(name=name, value=checked)}
 
-    config: CacheConfig = field(default_factory=CacheConfig)
-    on_disk: bool = True
 
-
-def cache_choice(directory: Path | None, no_disk_cache: bool, kv_mode: str | None) -> CacheChoice:
-    """Raises `InvalidField` naming the flag. Creates nothing."""
-    config = CacheConfig()
+def cache_flags(
+    directory: Path | None, no_disk_cache: bool, kv_mode: str | None
+) -> dict[str, Flag]:
+    """What the three flags set. Raises `InvalidField` naming the flag. Creates nothing."""
+    found = flag("cache.liveKVCodec", kv_mode)
+    if no_disk_cache:
+        found |= flag("cache.blockDisk.enabled", False)
     if directory is not None:
+        name = "--kv-cache-dir"
         if no_disk_cache:
-            raise InvalidField("--kv-cache-dir", "cannot be combined with --no-disk-cache")
+            raise InvalidField(name, "cannot be combined with --no-disk-cache")
         directory = directory.expanduser().absolute()
         if directory.exists() and not directory.is_dir():
-            raise InvalidField("--kv-cache-dir", f"{directory} is no directory")
-        config = replace(config, disk_dir=directory)
-    if kv_mode is not None:
-        try:
-            config = replace(config, kv_mode=KVMode.parse(kv_mode))
-        except ValueError as error:
-            raise InvalidField("--kv-mode", str(error)) from None
-    return CacheChoice(config=config, on_disk=not no_disk_cache)
+            raise InvalidField(name, f"{directory} is no directory")
+        found |= flag("cache.blockDisk.enabled", True, name=name)
+        found |= flag("cache.blockDisk.directory", str(directory))
+    return found

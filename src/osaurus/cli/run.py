@@ -25,7 +25,8 @@ from osaurus.cli.options import (
     Quantize,
     Server,
     Yes,
-    cache_choice,
+    cache_flags,
+    flag,
 )
 from osaurus.cli.repl import Repl, TerminalReader
 from osaurus.cli.terminal import say
@@ -94,8 +95,9 @@ def run(
         }.items()
         if value is not None
     }
-    cache = cache_choice(kv_cache_dir, no_disk_cache, kv_mode)
-    with connect(model, address=server, assume_yes=yes, cache=cache, quantize=quantize) as client:
+    flags = cache_flags(kv_cache_dir, no_disk_cache, kv_mode)
+    flags |= flag("performance.quantizeOnLoad", quantize)
+    with connect(model, address=server, assume_yes=yes, flags=flags) as client:
         if is_conversation:
             _converse(client, model, options, system=system, shows_stats=stats)
             return EXIT_OK

@@ -11,10 +11,10 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from osaurus.cli.client import configured_host_and_port
-from osaurus.cli.options import KvCacheDir, KvMode, NoDiskCache, Quantize, cache_choice
+from osaurus.cli.options import KvCacheDir, KvMode, NoDiskCache, Quantize, cache_flags, flag
 from osaurus.cli.terminal import say
-from osaurus.errors import InvalidField
+from osaurus.settings.store import SettingsStore
+from osaurus.types.cache import MemoryProfile as MemoryMode
 
 
 def serve(
@@ -23,30 +23,34 @@ def serve(
     *,
     host: str | None = None,
     port: int | None = None,
-    expose: Annotated[bool, Parameter(show_default=False)] = False,
+    expose: Annotated[bool | None, Parameter(show_default=False)] = None,
     cors_origin: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
     allow_host: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
-    max_concurrent: int = 8,
+    max_concurrent: str | None = None,
     max_context: int | None = None,
-    compute_mode: Literal["bfloat16", "float32"] = "bfloat16",
+    compute_mode: Literal["bfloat16", "float32"] | None = None,
     quantize: Quantize = None,
-    device: str = "auto",
+    device: str | None = None,
+    memory_safety: MemoryMode | None = None,
     kv_cache_dir: KvCacheDir = None,
     no_disk_cache: NoDiskCache = False,
     kv_mode: KvMode = None,
-    keep_attribution_line: Annotated[bool, Parameter(show_default=False)] = False,
-    log_level: Literal["debug", "info", "warning", "error"] = "info",
+    keep_attribution_line: Annotated[bool | None, Parameter(show_default=False)] = None,
+    log_level: Literal["trace", "debug", "info", "warning", "error"] | None = None,
 ) -> None:
     """Serve models to other programs over HTTP.
+
+    What no flag says comes from the environment and the settings file; `osaurus config show`
+    tells which value is from where.
 
     Parameters
     ----------
     model
         Load this model at the start; others load when they are asked for.
     host
-        Address to listen on; OSAURUS_SERVER__HOST, else 127.0.0.1.
+        Address to listen on.
     port
-        Port, 0 for any free one; OSAURUS_SERVER__PORT, else 1337.
+        Port, 0 for any free one.
     expose
         Allow an address that other machines can reach.
     cors_origin
@@ -54,49 +58,66 @@ def serve(
     allow_host
         A further host name that this server is called by; may be repeated.
     max_concurrent
-        Requests of one model that decode at the same time.
+        Requests of one model that decode at the same time, or auto.
     max_context
         Longest context in tokens; a model's own limit when it is shorter.
     compute_mode
         float32 dequantizes everything: slow, for comparisons.
     device
         cpu, cuda or auto.
+    memory_safety
+        How much memory a model may take; only strict refuses one that may not fit.
     keep_attribution_line
         Leave the billing line that coding agents put before their system message in the prompt.
     log_level
         Least severe messages shown.
     """
-    default_host, default_port = configured_host_and_port()
-    if max_concurrent < 1:
-        raise InvalidField("--max-concurrent", f"must be at least 1, got {max_concurrent}")
-    cache = cache_choice(kv_cache_dir, no_disk_cache, kv_mode)
+    flags = cache_flags(kv_cache_dir, no_disk_cache, kv_mode)
+    for key, value in (
+        ("network.host", host),
+        ("network.port", port or None),
+        ("network.expose", expose),
+        ("network.corsOrigins", cors_origin or None),
+        ("network.allowedHosts", allow_host or None),
+        ("network.logLevel", log_level),
+        ("concurrency.maxConcurrentSequences", max_concurrent),
+        ("performance.maxContextTokens", max_context),
+        ("performance.computeMode", compute_mode),
+        ("performance.quantizeOnLoad", quantize),
+        ("performance.device", device),
+        ("memorySafety.mode", memory_safety),
+        ("prompt.keepAttributionLine", keep_attribution_line),
+    ):
+        flags |= flag(key, value)
+    store = SettingsStore(flags=flags)
+    settings = store.load()
+    level = str(settings["network.logLevel"]).upper()
     logging.basicConfig(
-        level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
+        level="DEBUG" if level == "TRACE" else level,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(message)s",
     )
+    for notice in settings.notices:
+        logging.getLogger(__name__).warning("%s", notice)
     # Imports starlette; a mistake in a flag has been reported by now.
-    from osaurus.runtime.load import BundleSource, LoadOptions
+    from osaurus.runtime.configure import check_settings
+    from osaurus.runtime.live import LiveSettings
+    from osaurus.runtime.load import BundleSource
     from osaurus.server.serve import ServerConfig, run_server
-    from osaurus.types.engine import EngineConfig
 
-    options = LoadOptions(
-        compute_mode=compute_mode,
-        quantize=quantize,
-        device=device,
-        engine=EngineConfig(
-            max_batch_size=max_concurrent, max_context_tokens=max_context, cache=cache.config
-        ),
-        disk_cache=cache.on_disk,
-    )
+    check_settings(settings)
+    store.create()
+    source = BundleSource()
     config = ServerConfig(
-        host=host or default_host,
-        port=default_port if port is None else port,
-        expose=expose,
-        allowed_hosts=allow_host,
-        cors_origins=cors_origin,
+        host=settings["network.host"],
+        port=0 if port == 0 else settings["network.port"],
+        expose=settings["network.expose"],
+        allowed_hosts=settings["network.allowedHosts"],
+        cors_origins=settings["network.corsOrigins"],
         preload=model,
-        keeps_attribution=keep_attribution_line,
+        live=LiveSettings(store, source, default_model=model),
     )
-    run_server(BundleSource(options), config, on_ready=_announce)
+    run_server(source, config, on_ready=_announce)
     say("osaurus: stopped")
 
 

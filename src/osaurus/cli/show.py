@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -18,6 +19,7 @@ from osaurus.cli.options import Json
 from osaurus.cli.terminal import human_bytes
 from osaurus.errors import TemplateError, UnsupportedBundle
 from osaurus.runtime.conventions import read_conventions
+from osaurus.runtime.preview import memory_plan
 
 #: Published config names worth a line, in the order shown.
 _CONFIG_KEYS = (
@@ -61,6 +63,7 @@ def show(
         "chat_templates": sorted(bundle.chat_templates),
         **_conventions(bundle),
         "generation": dict(bundle.generation_config),
+        "memory": _memory(bundle),
         "fingerprint": bundle.fingerprint,
     }
     print(json.dumps(facts, indent=2, default=str) if as_json else _text(facts))
@@ -102,6 +105,20 @@ def _conventions(bundle: Bundle) -> dict[str, Any]:
     }
 
 
+def _memory(bundle: Bundle) -> dict[str, Any]:
+    """What a load would take with the settings that hold, and whether it is allowed."""
+    plan = memory_plan(bundle)
+    return {
+        "summary": plan.summary,
+        "mode": plan.mode,
+        "allowed": plan.allowed,
+        "is_estimated": plan.is_estimated,
+        "working_set": {**asdict(plan.working_set), "total_bytes": plan.working_set.total_bytes},
+        "places": [{**asdict(one), "fits": one.fits} for one in plan.judgements],
+        "issues": [*plan.blocking, *plan.warnings],
+    }
+
+
 def _sourced(fact: dict[str, Any]) -> str:
     return f"{fact['name']} ({fact['source']})" if fact["name"] else "none"
 
@@ -140,6 +157,8 @@ def _text(facts: dict[str, Any]) -> str:
         "template fallbacks": "; ".join(facts["template_fallbacks"]) or None,
         **facts["config"],
         **{f"generation {key}": value for key, value in facts["generation"].items()},
+        "memory": facts["memory"]["summary"],
+        "memory issues": "; ".join(facts["memory"]["issues"]) or None,
         "fingerprint": facts["fingerprint"][:16],
     }
     width = max(map(len, lines))

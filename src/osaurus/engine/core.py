@@ -23,7 +23,6 @@ from osaurus.engine.cache import open_cache
 from osaurus.engine.client import Mailbox, Stream
 from osaurus.engine.decode_threads import DecodeThreads
 from osaurus.engine.device import OwnDevice, is_device_lost
-from osaurus.engine.memory import keep_heap_pages, trim_heap
 from osaurus.engine.pools import build_pools
 from osaurus.engine.rate import RollingTokenRate
 from osaurus.engine.rederive import Rederiver
@@ -40,6 +39,7 @@ from osaurus.errors import (
     OsaurusError,
 )
 from osaurus.kernels.cpu import usable_cores
+from osaurus.kernels.heap import keep_heap_pages, trim_heap
 from osaurus.kernels.openmp import release_team
 from osaurus.models.base import Model
 from osaurus.types.cache import CacheHints, CacheStats
@@ -547,7 +547,7 @@ class BatchEngine:
     def _maybe_purge(self) -> None:
         self._steps_to_purge -= 1
         if self._steps_to_purge <= 0:
-            trim_heap()
+            trim_heap(self.config.allocator_cache_bytes)
             self.pool.give_back_pages()
             self._steps_to_purge = PURGE_INTERVAL_STEPS
 

@@ -51,6 +51,10 @@ def build_pools(model: Model, config: EngineConfig, kv_mode: KVMode) -> Pools:
             model.device,
             state_bytes=state_bytes,
         )
+    if config.kv_max_blocks is not None:
+        one = sum(g.block_bytes(config.kv_block_tokens, model.kv_dtype) for g in groups)
+        slots = config.max_batch_size * _slot_bytes(layers, limit)
+        budget = min(budget, config.kv_max_blocks * one + slots)
     reasons = [_why_exact(kv_mode, group.topology, model) for group in groups]
     if layers:
         limit = _context_with_state(groups, layers, model, config, budget, limit)

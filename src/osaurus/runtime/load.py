@@ -13,11 +13,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from osaurus.errors import ModelNotFound
 from osaurus.runtime.conventions import read_conventions
-from osaurus.runtime.defaults import sampling_defaults
+from osaurus.runtime.defaults import bundle_sampling
 from osaurus.runtime.gate import DeviceGate
 from osaurus.runtime.machine import device_memory, host_memory
+from osaurus.runtime.memory import Limits, LoadPlan
 from osaurus.runtime.model import Listing, LoadedModel, ModelContainer
+from osaurus.runtime.plan import check_memory
 from osaurus.runtime.weights import LoadedWeights
 from osaurus.settings.paths import kv_cache_dir
 from osaurus.types.engine import Engine, EngineConfig
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
     from osaurus.models.loading import ComputeMode
 
 logger = logging.getLogger(__name__)
+
+#: There on Linux when an NVIDIA driver is loaded.
+_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +44,9 @@ class LoadOptions:
     user's (`settings/paths.py`). Without it none are kept on disk.
 
     `quantize` turns matrices that a bundle stores in plain numbers into 8- or 4-bit ones;
-    what is stored quantized stays as it is.
+    what is stored quantized stays as it is. `tool_format` and `reasoning_format` stand in for
+    what a bundle says of its output. `limits` decide whether a model that may not fit is
+    loaded. `served_name` is a further name of `default_model`.
     """
 
     compute_mode: ComputeMode = "bfloat16"
@@ -46,6 +54,11 @@ class LoadOptions:
     device: str = "auto"
     engine: EngineConfig = field(default_factory=EngineConfig)
     disk_cache: bool = True
+    tool_format: str | None = None
+    reasoning_format: str | None = None
+    limits: Limits = field(default_factory=Limits)
+    served_name: str | None = None
+    default_model: str = "default"
 
     def resolved_engine(self) -> EngineConfig:
         """`engine` with the directory it shall use. Touches no disk."""
@@ -67,6 +80,7 @@ class BundleSource:
         self.options = options or LoadOptions()
         self._allow_paths = allow_paths
         self._gates: dict[str, DeviceGate] = {}
+        self.last_plan: LoadPlan | None = None  #: of the load that was tried last
 
     @property
     def max_batch_size(self) -> int:
@@ -75,15 +89,21 @@ class BundleSource:
     def find(self, name: str, *, allow_paths: bool = True) -> Listing:
         from osaurus.bundle.hub import find_model
 
-        return find_model(name, allow_paths=allow_paths or self._allow_paths)
+        try:
+            return find_model(name, allow_paths=allow_paths or self._allow_paths)
+        except ModelNotFound:
+            served = self.options.served_name
+            if served is None or name.strip().lower() != served.lower():
+                raise
+            return find_model(self.options.default_model)
 
     def catalog(self) -> Sequence[Listing]:
         from osaurus.bundle.hub import list_models
 
-        return [listing for listing in list_models() if listing.available]
+        return [one for one in list_models() if one.available]
 
     def memory_bytes(self) -> int:
-        memory = device_memory(_resolve_device(self.options.device)) or host_memory()
+        memory = device_memory(resolve_device(self.options.device)) or host_memory()
         return memory.physical_bytes
 
     def gate(self, device: str) -> DeviceGate:
@@ -97,10 +117,13 @@ class BundleSource:
         from osaurus.topology.summary import resumes_at_snapshots
 
         options = self.options
-        device = _resolve_device(options.device)
+        device = resolve_device(options.device)
         bundle = open_bundle(listing.path, listing.model_id)
+        plan = self.last_plan = check_memory(bundle, options, device)
         tokenizer = bundle.load_tokenizer()
-        conventions = read_conventions(bundle)
+        conventions = read_conventions(
+            bundle, tool_override=options.tool_format, reasoning_override=options.reasoning_format
+        )
         for note in conventions.formats.notes:
             logger.warning("%s: %s", listing.model_id, note)
         gate = self.gate(device)
@@ -116,10 +139,12 @@ class BundleSource:
             name=listing.model_id,
             identity=_identity(model_identity(bundle), options.quantize),
             token_bytes=tokenizer.token_bytes,
-            config=options.resolved_engine(),
+            config=replace(
+                options.resolved_engine(), allocator_cache_bytes=plan.allocator_cache_bytes
+            ),
             gate=gate,
         )
-        sampling = sampling_defaults(bundle.generation_config, listing.model_id)
+        sampling = bundle_sampling(bundle)
         needs_boundary = resumes_at_snapshots(model.layers_topology)
         del model  # the weights alone hold it, and let it go
 
@@ -151,9 +176,12 @@ def _identity(of_bundle: str, quantize: QuantizeOnLoad | None) -> str:
     return f"{of_bundle}+{quantize}" if quantize else of_bundle
 
 
-def _resolve_device(name: str) -> str:
+def resolve_device(name: str) -> str:
+    """The device that `auto` means here. Imports torch only where there is an NVIDIA driver."""
     if name != "auto":
         return name
+    if not _DRIVER.exists():
+        return "cpu"
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"

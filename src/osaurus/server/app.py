@@ -22,6 +22,7 @@ from osaurus.chat.service import ChatEngine
 from osaurus.errors import Cancelled, OsaurusError
 from osaurus.server.apis.admin_cache import CacheAdmin
 from osaurus.server.apis.admin_models import ModelAdmin
+from osaurus.server.apis.admin_settings import SettingsAdmin
 from osaurus.server.apis.models import ModelCatalog
 from osaurus.server.apis.openai_chat import OpenAIChat
 from osaurus.server.errors import RequestRefused, error_response
@@ -58,6 +59,7 @@ def build_app(chat: ChatEngine, config: AppConfig, readiness: Readiness | None =
     openai = OpenAIChat(chat, admission, ping_interval_s=config.ping_interval_s)
     models = ModelCatalog(chat.runtime)
     cache = CacheAdmin(chat.runtime)
+    settings = SettingsAdmin(chat.runtime, chat.live)
     table: tuple[tuple[str, str, _Handler], ...] = (
         ("POST", "/chat/completions", openai.chat_completions),
         ("GET", "/models", models.list_models),
@@ -66,6 +68,11 @@ def build_app(chat: ChatEngine, config: AppConfig, readiness: Readiness | None =
         ("GET", "/health/ready", health.ready),
         ("GET", "/admin/cache-stats", cache.cache_stats),
         ("POST", "/admin/cache/clear", cache.clear),
+        ("GET", "/admin/runtime-settings", settings.read),
+        ("PUT", "/admin/runtime-settings", settings.replace),
+        ("PATCH", "/admin/runtime-settings", settings.change),
+        ("POST", "/admin/runtime-overrides", settings.override),
+        ("DELETE", "/admin/runtime-overrides/{token}", settings.restore),
         ("POST", "/admin/preload", residents.preload),
         ("POST", "/admin/unload", residents.unload),
     )

@@ -22,6 +22,7 @@ import uvicorn
 
 from osaurus.chat.service import ChatEngine
 from osaurus.errors import InvalidField, OsaurusError
+from osaurus.runtime.live import LiveSettings
 from osaurus.runtime.model import ModelSource
 from osaurus.runtime.pool import ModelRuntime
 from osaurus.server.app import AppConfig, build_app
@@ -49,7 +50,9 @@ class ServerConfig:
     `preload` names a model to load at the start; a failure is reported, not fatal.
     `inference_limit` counts requests that run or wait; None is eight batches and a few.
     `runtime` says how models are kept.
-    `keeps_attribution` leaves coding agents' billing line in the prompt."""
+    `keeps_attribution` leaves coding agents' billing line in the prompt. With `live` settings
+    those decide in place of `runtime`, `keeps_attribution` and the source's options, and their
+    changes are heeded."""
 
     host: str = "127.0.0.1"
     port: int = 1337
@@ -63,6 +66,7 @@ class ServerConfig:
     preload: str | None = None
     keeps_attribution: bool = False
     runtime: RuntimeSettings = field(default_factory=RuntimeSettings)
+    live: LiveSettings | None = None
 
 
 class HttpServer:
@@ -86,9 +90,10 @@ class HttpServer:
     async def serve(self, on_ready: Callable[[str], object]) -> None:
         """Serve until told to stop; `on_ready` gets the address once requests are accepted."""
         url = self.url
-        runtime = ModelRuntime(self._source, self._config.runtime)
+        live = self._config.live
+        runtime = ModelRuntime(self._source, live.runtime if live else self._config.runtime)
         readiness = Readiness()
-        chat = ChatEngine(runtime, keeps_attribution=self._config.keeps_attribution)
+        chat = ChatEngine(runtime, keeps_attribution=self._config.keeps_attribution, live=live)
         app = build_app(
             chat,
             AppConfig(

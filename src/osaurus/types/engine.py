@@ -171,13 +171,17 @@ class EngineConfig:
     """Settings of an engine, resolved by the runtime.
 
     `kv_budget_bytes` is the pool's size; None takes a quarter of the memory available to
-    this process. `prefill_chunk_tokens` bounds one prefill forward; with streams running a
-    chunk is sized to `latency_budget_ms`.
+    this process. `kv_max_blocks` bounds it to so many blocks of every layer. An accelerator's
+    allocator may hold `allocator_cache_bytes` unused, None for any.
+    `prefill_chunk_tokens` bounds one prefill forward; with streams running a chunk is sized to
+    `latency_budget_ms`.
     """
 
     max_batch_size: int = 8
     kv_budget_bytes: int | None = None
+    kv_max_blocks: int | None = None
     kv_block_tokens: int = 32
+    allocator_cache_bytes: int | None = 512 << 20
     prefill_chunk_tokens: int = 512
     latency_budget_ms: float = 60.0
     max_context_tokens: int | None = None

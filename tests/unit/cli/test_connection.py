@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from osaurus.cli import connection
 from osaurus.cli.client import ServerClient
 from osaurus.cli.connection import connect
-from osaurus.cli.options import CacheChoice
+from osaurus.cli.options import cache_flags
 from osaurus.errors import ModelNotFound
 from unit.cli.scripted_server import scripted_server
 
@@ -41,13 +42,19 @@ def test_a_running_server_that_knows_the_model_is_used_as_it_is(
         assert offered == ["m"]
 
 
-def test_cache_flags_that_another_server_cannot_heed_are_mentioned(
+def test_flags_that_another_server_cannot_heed_are_mentioned(
     offered: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = CacheChoice(on_disk=False)
-    for cache, is_mentioned in ((asked, True), (CacheChoice(), False), (None, False)):
-        with connect("m", address="http://localhost:9", assume_yes=True, cache=cache):
-            assert ("no effect" in capsys.readouterr().err) == is_mentioned
+    for flags, words in (
+        (cache_flags(None, True, None), "--no-disk-cache has no effect"),
+        (cache_flags(Path("/x"), False, "none"), "--kv-mode, --kv-cache-dir have no effect"),
+        ({}, ""),
+        (None, ""),
+    ):
+        with connect("m", address="http://localhost:9", assume_yes=True, flags=flags):
+            shown = capsys.readouterr().err
+            assert words in shown
+            assert bool(words) == bool(shown)
 
 
 def test_an_address_of_the_users_is_never_second_guessed(offered: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Proves what the cache flags become, and that a mistake in one names it."""
+"""Proves what the shared flags set, and that a mistake in one names it."""
 
 from __future__ import annotations
 
@@ -6,33 +6,45 @@ from pathlib import Path
 
 import pytest
 
-from osaurus.cli.options import CacheChoice, cache_choice
+from osaurus.cli.options import cache_flags, flag
 from osaurus.errors import InvalidField
+from osaurus.runtime.configure import kv_mode_of, load_options
+from osaurus.settings.load import Flag, resolve
 from osaurus.types.cache import KVMode
 
 
-def test_without_flags_the_defaults_hold() -> None:
-    assert cache_choice(None, False, None) == CacheChoice()
+def test_without_flags_nothing_is_set() -> None:
+    assert cache_flags(None, False, None) == {}
+    assert flag("network.port", None) == {}
 
 
 def test_each_flag_sets_its_own_value(tmp_path: Path) -> None:
-    choice = cache_choice(tmp_path / "kv", False, " Affine(8, 64) ")
-    assert choice.on_disk
-    assert choice.config.disk_dir == tmp_path / "kv"
-    assert choice.config.kv_mode == KVMode("affine", 8, 64)
+    settings = resolve({}, flags=cache_flags(tmp_path / "kv", False, " Affine(8, 64) "))
+    assert load_options(settings).disk_cache
+    assert settings["cache.blockDisk.directory"] == str(tmp_path / "kv")
+    assert kv_mode_of(settings) == KVMode("affine", 8, 64)
     assert not (tmp_path / "kv").exists()
-    assert not cache_choice(None, True, None).on_disk
+    off = resolve({}, flags=cache_flags(None, True, None))
+    assert not load_options(off).disk_cache
+    assert off.origin("cache.blockDisk.enabled") == "flag"
+
+
+def test_a_directory_that_is_asked_for_is_used_though_the_file_says_none(tmp_path: Path) -> None:
+    document = {"cache": {"blockDisk": {"enabled": False}}}
+    settings = resolve(document, flags=cache_flags(tmp_path, False, None))
+    assert load_options(settings).resolved_engine().cache.disk_dir == tmp_path
 
 
 def test_a_relative_directory_is_that_of_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cache_choice(Path("kv"), False, None).config.disk_dir == tmp_path / "kv"
+    found = cache_flags(Path("kv"), False, None)["cache.blockDisk.directory"]
+    assert found == Flag(name="--kv-cache-dir", value=str(tmp_path / "kv"))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "flag"),
+    ("arguments", "name"),
     [
         ((Path("kv"), True, None), "--kv-cache-dir"),
         ((Path("/dev/null"), False, None), "--kv-cache-dir"),
@@ -41,8 +53,16 @@ def test_a_relative_directory_is_that_of_the_command(
     ],
 )
 def test_a_mistake_names_its_flag(
-    arguments: tuple[Path | None, bool, str | None], flag: str
+    arguments: tuple[Path | None, bool, str | None], name: str
 ) -> None:
     with pytest.raises(InvalidField) as caught:
-        cache_choice(*arguments)
-    assert caught.value.field == flag
+        cache_flags(*arguments)
+    assert caught.value.field == name
+
+
+def test_a_text_is_read_and_a_number_checked() -> None:
+    key = "concurrency.maxConcurrentSequences"
+    assert flag(key, "auto")[key].value == "auto"
+    assert flag(key, "3")[key].value == 3
+    with pytest.raises(InvalidField, match="--port"):
+        flag("network.port", 70000)
