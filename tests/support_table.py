@@ -18,7 +18,9 @@ PAGE = ROOT / "docs" / "models.md"
 #: The table stands between these lines of the page.
 BEGIN, END = "<!-- table: scripts/models_table.py -->", "<!-- end of the table -->"
 
-Outcomes = dict[str, str]  # family -> "packed", "stacked", "single-slot" or "refused: why"
+#: family -> "packed", "stacked", "single-slot" or "refused: why"; "; not in bfloat16: why" after
+#: a form that serves float32 alone.
+Outcomes = dict[str, str]
 
 
 def record_of(version: str) -> Outcomes | None:
@@ -42,17 +44,15 @@ def table() -> str:
         here = "native" if all(t in FAMILIES for t in model_types) else "transformers route"
         cells: list[str] = []
         for record in records:
-            outcome = record.get(name, "–")
-            if outcome.startswith("refused: "):
-                reason = outcome.removeprefix("refused: ")
-                if reason not in reasons:
-                    reasons.append(reason)
-                outcome = f"no ({reasons.index(reason) + 1})"
-            cells.append(outcome)
+            form, _, reason = record.get(name, "–").partition(": ")
+            if reason and reason not in reasons:
+                reasons.append(reason)
+            form = form.replace("refused", "no").replace("; not in bfloat16", ", float32 only")
+            cells.append(f"{form} ({reasons.index(reason) + 1})" if reason else form)
         types = ", ".join(f"`{t}`" for t in model_types)
         lines.append(f"| {name} | {types} | {here} | " + " | ".join(cells) + " |")
     lines.append("")
-    lines += [f"({index}) {reason}" for index, reason in enumerate(reasons, start=1)]
+    lines += [f"- ({index}) {reason}" for index, reason in enumerate(reasons, start=1)]
     return "\n".join(lines).rstrip() + "\n"
 
 

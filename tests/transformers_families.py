@@ -330,7 +330,8 @@ def load_routed(folder: Path, mode: ComputeMode = "float32", **options: Any) -> 
 
 
 def outcome(folder: Path, name: str) -> str:
-    """How the installed transformers and the route serve a family: a form, or `refused: why`."""
+    """How the installed transformers and the route serve a family: a form, `refused: why`, or
+    a form in float32 alone, `form; not in bfloat16: why`."""
     import transformers
 
     family = MADE[name]["family"]
@@ -338,6 +339,11 @@ def outcome(folder: Path, name: str) -> str:
         return f"refused: transformers does not define `{family}`"
     try:
         save_tiny(folder, **MADE[name])
-        return str(load_routed(folder).route)
+        form = str(load_routed(folder).route)
     except BundleError as error:
         return f"refused: {error.message}"
+    try:
+        load_routed(folder, "bfloat16")
+    except BundleError as error:
+        return f"{form}; not in bfloat16: {error.message}"
+    return form

@@ -222,7 +222,7 @@ def _load(
     """The network with its weights on the device, and their bytes."""
     schemes = read_schemes(config)
     loader = WeightLoader(source, mode, device, schemes=schemes, on_load=on_load)
-    kept = [*(cls._keep_in_fp32_modules or ()), *(cls._keep_in_fp32_modules_strict or ())]
+    kept = list(cls._keep_in_fp32_modules_strict or ())
     try:
         with torch.device("meta"):
             skeleton = cls(parsed)

@@ -48,11 +48,12 @@ class StoredParameter:
 
 
 class RoutedLinear(nn.Module):
-    """An `nn.Linear` in place whose product is ours: [..., K] to [..., N]."""
+    """An `nn.Linear` in place whose product is ours: [..., K] to [..., N] of `dtype`, also
+    where a norm that stays in float32 hands it rows of that type."""
 
-    def __init__(self, inner: Linear) -> None:
+    def __init__(self, inner: Linear, dtype: torch.dtype) -> None:
         super().__init__()
-        self.inner = inner
+        self.inner, self.dtype = inner, dtype
         self.in_features, self.out_features = inner.in_features, inner.out_features
 
     @property
@@ -67,8 +68,9 @@ class RoutedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         if rows.shape[0] == 0:
-            return x.new_empty(*x.shape[:-1], self.out_features)
-        return self.inner(rows, num_small_rows(rows.shape[0])).view(*x.shape[:-1], -1)
+            return x.new_empty(*x.shape[:-1], self.out_features, dtype=self.dtype)
+        out = self.inner(rows.to(self.dtype), num_small_rows(rows.shape[0]))
+        return out.view(*x.shape[:-1], -1)
 
 
 class RoutedHead(nn.Module):
@@ -236,12 +238,12 @@ def install(
         elif path in weights.direct and path != head_path:
             inner = weights.linear(path, module)
             taken += inner.nbytes
-            _replace(model, path, RoutedLinear(inner))
+            _replace(model, path, RoutedLinear(inner, dtype))
         elif type(module) is nn.Linear and module is not head and module.weight.dtype == dtype:
             bias = module.bias.data.to(device, copy=True) if _has_bias(module) else None
             inner = fused_linear([own_weight(module.weight.data, on_load, device)], [bias])
             taken += inner.nbytes
-            _replace(model, path, RoutedLinear(inner))
+            _replace(model, path, RoutedLinear(inner, dtype))
     if head_path in weights.direct:
         embedding = weights.head(head_path, head)
         taken += embedding.nbytes
