@@ -56,6 +56,9 @@ logger = logging.getLogger(__name__)
 
 #: How long an idle engine waits for a busy writer before it looks again.
 WRITER_WAIT_S = 0.02
+#: With streams decoding a record is copied for the writer once in so many steps: both cost
+#: them time, and nobody waits for it.
+STORE_EVERY_STEPS = 24
 #: Loop steps between two returns of free heap pages to the system.
 PURGE_INTERVAL_STEPS = 256
 #: A prompt this long leaves enough garbage to purge at once.
@@ -299,7 +302,8 @@ class BatchEngine:
             self._rederiver.settle()
             self._decode()
             self._prefill()
-        self.cache.store_next()
+        if not self.scheduler.is_decoding or self.stats.steps % STORE_EVERY_STEPS == 0:
+            self.cache.store_next()
         self._watch()
         self.stats = self.stats.plus(steps=1)
         self._maybe_purge()

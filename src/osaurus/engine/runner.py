@@ -38,7 +38,7 @@ class Runner:
     def release(self) -> None:
         """Let go of the model and its memory, whoever still holds the engine."""
         del self._model
-        self._memory = []
+        self.memory = []
 
     def decode(self, spans: Sequence[RowSpan]) -> Tensor | None:
         """Feed decode rows. Returns [L, V] float32 logits, one row for each span that

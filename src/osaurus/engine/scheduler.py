@@ -71,6 +71,10 @@ class Scheduler:
         self._last_prefilled: Request | None = None
         self._chunk_was_shared = False
 
+    @property
+    def is_decoding(self) -> bool:
+        return any(request.phase is Phase.DECODE for request in self.active)
+
     def admit(self) -> list[Request]:
         """Move requests from the queue's head into the batch; return those admitted."""
         admitted: list[Request] = []
@@ -160,7 +164,7 @@ class Scheduler:
         request = candidates[turn]
         if self._extend_prefix(request) and request.phase is not Phase.PREFILL:
             return None
-        sharing = any(r.phase is Phase.DECODE for r in self.active)
+        sharing = self.is_decoding
         limit = self._shared_chunk if sharing else self._chunk_limit
         first = request.num_computed
         last = self.cache.chunk_end(request.cached, first, min(request.num_prefill, first + limit))
