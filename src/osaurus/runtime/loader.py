@@ -91,7 +91,11 @@ class ModelLoader:
         waiters = self._waiters.setdefault(model_id, [])
         waiters.append(waiter)
         try:
-            await self.models.value(model_id, partial(self._load, listing, stamp))
+            await self.models.value(
+                model_id,
+                partial(self._load, listing, stamp),
+                is_claimed=lambda: waiter.container is not None,
+            )
         except _Abandoned:
             pass
         finally:

@@ -38,6 +38,7 @@ class SingleFlight(Generic[T]):
         self._values: dict[str, T] = {}
         self._creating: dict[str, asyncio.Task[_Made[T]]] = {}
         self._draining: dict[str, asyncio.Task[T | None]] = {}
+        self._removed: dict[str, asyncio.Task[_Made[T]]] = {}  # creations that drain
 
     def get(self, key: str) -> T | None:
         return self._values.get(key)
@@ -52,9 +53,20 @@ class SingleFlight(Generic[T]):
     def draining(self) -> list[str]:
         return sorted(self._draining)
 
-    async def value(self, key: str, factory: Callable[[], Awaitable[T]]) -> T:
+    async def value(
+        self,
+        key: str,
+        factory: Callable[[], Awaitable[T]],
+        *,
+        is_claimed: Callable[[], bool] = lambda: False,
+    ) -> T:
         """The value, made by `factory` when there is none. A caller that is cancelled leaves
-        the creation to the others. Raises what the factory raised, to every caller."""
+        the creation to the others. Raises what the factory raised, to every caller.
+
+        A value whose removal began before its caller came back to it is not handed out: the
+        caller waits and has another made. Unless `is_claimed`: `on_value` has given the caller
+        a claim on this very value, and the disposal waits for that.
+        """
         while True:
             if key in self._draining:
                 await asyncio.wait({self._draining[key]})
@@ -66,9 +78,11 @@ class SingleFlight(Generic[T]):
                     task = asyncio.create_task(self._create(key, factory))
                     self._creating[key] = task
                 await asyncio.wait({task})
-                error = task.result().error
-                if error is not None:
-                    raise error.with_traceback(None)
+                made = task.result()
+                if made.error is not None:
+                    raise made.error.with_traceback(None)
+                if made.value is not None and is_claimed():
+                    return made.value
 
     async def remove(
         self,
@@ -98,9 +112,14 @@ class SingleFlight(Generic[T]):
             await asyncio.wait(tasks)
 
     async def drained(self) -> None:
-        """Return when everything is disposed of that was being taken down."""
-        while self._draining:
-            await asyncio.wait(set(self._draining.values()))
+        """Return when every value is disposed of that was there to be taken down. A creation
+        that was removed and runs on is not waited for: it may be the caller's own."""
+        while tasks := {
+            task
+            for key, task in self._draining.items()
+            if key not in self._removed or self._removed[key].done()
+        }:
+            await asyncio.wait(tasks)
 
     def abandon(self) -> None:
         """At the end of the process: cancel what is under way, dispose of nothing."""
@@ -119,6 +138,7 @@ class SingleFlight(Generic[T]):
         drain: Coroutine[Any, Any, T | None]
         creation = self._creating.pop(key, None)
         if creation is not None:
+            self._removed[key] = creation
             drain = self._drain_creation(key, creation, dispose)
         elif key in self._values:
             drain = self._drain(key, self._values.pop(key), dispose)
@@ -148,12 +168,15 @@ class SingleFlight(Generic[T]):
         creation: asyncio.Task[_Made[T]],
         dispose: Callable[[T], Awaitable[object]],
     ) -> T | None:
-        await asyncio.wait({creation})
-        made = creation.result()
-        if made.value is None:
-            del self._draining[key]
-            return None
-        return await self._drain(key, made.value, dispose)
+        made: _Made[T] = _Made()
+        try:
+            await asyncio.wait({creation})
+            made = creation.result()
+        finally:
+            del self._removed[key]
+            if made.value is None:
+                del self._draining[key]
+        return None if made.value is None else await self._drain(key, made.value, dispose)
 
     async def _drain(self, key: str, value: T, dispose: Callable[[T], Awaitable[object]]) -> T:
         try:
