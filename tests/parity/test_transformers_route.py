@@ -23,6 +23,8 @@ from osaurus.engine import core
 from osaurus.engine.core import BatchEngine
 from osaurus.errors import IncompleteBundle, UnsupportedBundle
 from osaurus.models.transformers_own_cache import Count
+from osaurus.models.transformers_weights import RoutedLinear
+from osaurus.quant.dense import DenseLinear
 from osaurus.types.cache import CacheConfig
 from osaurus.types.engine import EngineConfig
 from support_table import PAGE, ROOT, page_with_table, record_of
@@ -195,7 +197,7 @@ def _logits(model: Any, tokens: list[int]) -> torch.Tensor:
     return rig.decode([(rig.open(), tokens)])
 
 
-@pytest.mark.parametrize("family", ["Hunyuan dense", "MiniMax M2", "gpt-oss", "Falcon-H1"])
+@pytest.mark.parametrize("family", ["Hunyuan MoE", "MiniMax M2", "gpt-oss", "Falcon-H1"])
 @pytest.mark.parametrize("on_load", [None, "int4"])
 def test_the_shipped_mode_is_close_and_quantizing_makes_it_smaller(
     tmp_path: Path, family: str, on_load: Any
@@ -207,6 +209,9 @@ def test_the_shipped_mode_is_close_and_quantizing_makes_it_smaller(
     assert torch.nn.functional.cosine_similarity(one, other).median() > (
         0.98 if on_load is None else 0.8
     )
+    for module in shipped.call.network.modules():
+        if isinstance(module, RoutedLinear) and module.out_features in (4, 8):
+            assert isinstance(module.inner, DenseLinear)  # a router
     share = shipped.nbytes / exact.nbytes
     assert share < (0.52 if on_load is None else 0.45)
 

@@ -58,8 +58,13 @@ class RoutedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Some models read its dtype; a quantized layer has none to offer."""
-        return self.inner.weight  # type: ignore[attr-defined]
+        """Some models read its type or shape. That of a quantized layer has no values: to compute
+        with it is an error."""
+        weight = getattr(self.inner, "weight", None)
+        if isinstance(weight, Tensor):
+            return weight
+        shape = (self.out_features, self.in_features)
+        return torch.empty(shape, dtype=self.dtype, device="meta")
 
     @property
     def bias(self) -> Tensor | None:
@@ -111,15 +116,18 @@ class WeightMap:
         tied = bool(getattr(skeleton.config, "tie_word_embeddings", False))
         #: path of an `nn.Linear` -> the stored matrix that is its weight
         self.direct: dict[str, str] = {}
+        #: paths of layers that are never quantized on load: they choose among experts
+        self.routers: set[str] = set()
+        expert_counts = _expert_counts(skeleton.config)
         for path, module in skeleton.named_modules():
+            if type(module) is not nn.Linear:
+                continue
+            if module.out_features in expert_counts:
+                self.routers.add(path)
             stored = self._names.get(f"{path}.weight")
             is_kept = any(pattern in path for pattern in keeps_float32)
-            if (
-                type(module) is nn.Linear
-                and stored
-                and not is_kept
-                and not (tied and module is head)
-            ):
+            is_plain = path in self.routers and stored and self._store.scheme_of(stored) is None
+            if stored and not is_kept and not is_plain and not (tied and module is head):
                 self.direct[path] = stored
         self._shapes = shapes
 
@@ -207,6 +215,12 @@ def _model_names(stored: Sequence[str], shapes: Mapping[str, object]) -> dict[st
     return names
 
 
+def _expert_counts(config: Any) -> set[int]:
+    """How many experts a layer may have: a layer of so many outputs is a router."""
+    fields = vars(config.get_text_config()).items()
+    return {value for name, value in fields if "experts" in name and type(value) is int}
+
+
 def check_loaded(info: Mapping[str, Any]) -> None:
     """Raise for what transformers says does not fit, by name."""
     if mismatched := sorted(info["mismatched_keys"], key=str):
@@ -241,7 +255,8 @@ def install(
             _replace(model, path, RoutedLinear(inner, dtype))
         elif type(module) is nn.Linear and module is not head and module.weight.dtype == dtype:
             bias = module.bias.data.to(device, copy=True) if _has_bias(module) else None
-            inner = fused_linear([own_weight(module.weight.data, on_load, device)], [bias])
+            choice = None if path in weights.routers else on_load
+            inner = fused_linear([own_weight(module.weight.data, choice, device)], [bias])
             taken += inner.nbytes
             _replace(model, path, RoutedLinear(inner, dtype))
     if head_path in weights.direct:
