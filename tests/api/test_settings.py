@@ -18,11 +18,13 @@ from osaurus.errors import ModelNotFound
 from osaurus.runtime.live import LiveSettings
 from osaurus.runtime.load import BundleSource, LoadOptions
 from osaurus.server import peers
-from osaurus.server.serve import ServerConfig
+from osaurus.server.serve import ServerConfig, running_server
 from osaurus.settings.load import Flag
 from osaurus.settings.schema import BY_KEY, SETTINGS
 from osaurus.settings.store import SettingsStore
 from osaurus.types.engine import GenerationRequest
+from tiny import save_tiny
+from unit.bundle.made import byte_level_tokenizer
 
 HI = [{"role": "user", "content": "hi"}]
 BILLING = "x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch=0;\n"
@@ -73,6 +75,7 @@ def _serving(start: Start, tmp_path: Path, **more: Any) -> Iterator[Served]:
     source = ScriptedSource(
         engines, sampling_defaults={"temperature": 0.3, "top_p": 0.9}, make_engine=make_engine
     )
+    source.last_plan = None  # type: ignore[attr-defined]
     path = tmp_path / "server-runtime.json"
     store = SettingsStore(path, environment={}, legacy={}, **more)
     live = LiveSettings(store, source)  # type: ignore[arg-type]
@@ -301,6 +304,39 @@ def test_a_wrong_override_is_refused_and_another_may_follow(body: Any, served: S
     assert served.call("POST", "runtime-overrides", body)[0] == 400
     assert served.call("GET")[1]["override_active"] is False
     assert served.call("POST", "runtime-overrides", {"settings": {}})[0] == 200
+
+
+@pytest.mark.slow
+def test_a_real_load_tells_its_plan_and_a_later_manifest_is_a_400(tmp_path: Path) -> None:
+    folder = tmp_path / "models/org/tiny"
+    backend = byte_level_tokenizer()
+    save_tiny(folder, vocab_size=backend.get_vocab_size())
+    backend.save(str(folder / "tokenizer.json"))
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    store = SettingsStore(tmp_path / "s.json", environment={}, legacy={})
+    store.override_in_memory({"cache": {"blockDisk": {"enabled": False}}})
+    source = BundleSource(allow_paths=True)
+    live = LiveSettings(store, source)
+    with running_server(source, ServerConfig(port=0, drain_s=0.2, live=live)) as url:
+
+        def ask() -> httpx2.Response:
+            body = {"model": str(folder), "messages": HI, "max_tokens": 2}
+            return httpx2.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+
+        assert ask().status_code == 200
+        safety = httpx2.get(f"{url}/admin/cache-stats").json()["memory_safety"]
+        assert (safety["mode"], safety["slider"]) == ("safe_auto", 2)
+        decision = safety["last_load_decision"]
+        assert decision["allowed"]
+        assert decision["working_set"]["weights_bytes"] > 0
+        assert safety["resolved_load_budget_bytes"] < safety["resolved_physical_memory_bytes"]
+        (folder / "osaurus.json").write_text('{"model_version": "1"}')
+        answer = ask()
+        assert answer.status_code == 400
+        assert "required_osaurus_version" in answer.json()["error"]["message"]
+        (folder / "osaurus.json").unlink()
+        assert ask().status_code == 200
 
 
 def test_strangers_see_and_change_nothing(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,10 +17,11 @@ from osaurus.chat.rules import ChoiceRules
 from osaurus.chat.sampling import effective_sampling, fit_to_context
 from osaurus.chat.stream import ChatStream
 from osaurus.chat.threads import ModelThreads
+from osaurus.chat.watched import output_of
 from osaurus.parsing.budget import ThinkingBudget, arm_budget
 from osaurus.parsing.build import build_machine
-from osaurus.parsing.output import OutputPipeline
 from osaurus.parsing.pieces import OutputMachine
+from osaurus.runtime.degeneration import DegenerationDetector
 from osaurus.runtime.live import LiveSettings
 from osaurus.runtime.model import LoadedModel
 from osaurus.runtime.pool import ModelRuntime
@@ -68,6 +69,7 @@ class ChatEngine:
         held = await self.runtime.acquire(request.model)
         try:
             model = held.model
+            model.admit()
             params = effective_sampling(request.sampling, model.sampling_defaults, users)
             prompt, checker = await self._threads.run(model.model_id, self._prepare, model, request)
             num_tokens = len(prompt.token_ids)
@@ -76,14 +78,19 @@ class ChatEngine:
             notes = prompt.notes
             if request.thinking_budget is not None and budgets[0] is None:
                 notes = (*notes, BUDGET_NOT_ENFORCED)
+            detectors = [self._detector() for _ in range(request.n)]
+            watching = iter(detectors)
             stops = tuple(dict.fromkeys((*params.stop, *model.stop_texts)))
             streams = model.engine.generate(
                 GenerationRequest(
                     request_id=request.request_id or f"chat-{secrets.token_hex(12)}",
                     token_ids=prompt.token_ids,
                     params=params,
-                    make_output=lambda: OutputPipeline(
-                        model.tokenizer, stop=stops, machine=_machine(model, prompt, request)
+                    make_output=lambda: output_of(
+                        next(watching),
+                        model.tokenizer,
+                        stop=stops,
+                        machine=_machine(model, prompt, request),
                     ),
                     stop_token_ids=model.eos_token_ids,
                     n=request.n,
@@ -94,7 +101,10 @@ class ChatEngine:
             return ChatStream(
                 held=held,
                 streams=streams,
-                rules=[ChoiceRules(request, checker, notes, budget) for budget in budgets],
+                rules=[
+                    ChoiceRules(request, checker, notes, budget, detector)
+                    for budget, detector in zip(budgets, detectors, strict=True)
+                ],
                 prompt_tokens=num_tokens,
                 suppress_progress=suppress_progress,
             )
@@ -113,6 +123,11 @@ class ChatEngine:
         keeps = self._keeps_attribution if self.live is None else self.live.keeps_attribution
         prompt = prepare_prompt(model, request, keeps_attribution=keeps)
         return prompt, ArgumentChecker(request.tools)
+
+    def _detector(self) -> DegenerationDetector | None:
+        """A choice's own, where the settings ask for one."""
+        wanted = self.runtime.settings.degeneration_detection
+        return DegenerationDetector() if wanted else None
 
     def close(self) -> None:
         """Let the prompt threads go. Streams must have been closed before."""

@@ -159,6 +159,23 @@ def check_kernels() -> Check:
     return Check(name="kernels", status="pass", detail=detail)
 
 
+def check_settings_file() -> Check:
+    from osaurus.settings.store import SettingsStore
+
+    store = SettingsStore()
+    where = str(store.path) if store.path.exists() else f"{store.path}, not there yet"
+    try:
+        settings = store.load()
+    except OsaurusError as error:
+        fix = "mend it with `osaurus config set`, or `osaurus config reset`"
+        return Check(name="settings", status="fail", detail=error.message, fix=fix)
+    changed = sum(one.origin != "default" for one in settings.resolved.values())
+    detail = f"{where}, {changed} changed"
+    if settings.notices:
+        return Check(name="settings", status="warn", detail=detail, fix="; ".join(settings.notices))
+    return Check(name="settings", status="pass", detail=detail)
+
+
 def check_home() -> Check:
     return _writable("home", home(), "OSAURUS_HOME")
 
@@ -270,6 +287,7 @@ CHECKS: tuple[Callable[[], Check], ...] = (
     check_torch,
     check_accelerator,
     check_kernels,
+    check_settings_file,
     check_home,
     check_models_dir,
     check_default_model,

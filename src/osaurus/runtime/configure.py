@@ -72,6 +72,7 @@ def load_options(settings: Mapping[str, Any]) -> LoadOptions:
         tool_format=_parser(settings["tools.toolParserOverride"]),
         reasoning_format=_parser(settings["tools.reasoningParserOverride"]),
         limits=limits_of(settings),
+        fits_batch=capacity_of(settings).requests == "auto",
         served_name=settings["network.servedModelName"],
     )
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from osaurus.runtime.configure import load_options, runtime_settings, sampling_of
 from osaurus.runtime.load import LoadOptions
+from osaurus.runtime.memory import Limits, LoadPlan
 from osaurus.runtime.pool import ModelRuntime
 from osaurus.settings.fields import Setting
 from osaurus.settings.load import Settings
@@ -27,6 +28,11 @@ class _Source(Protocol):
     """Takes the options of the loads that follow."""
 
     options: LoadOptions
+
+    @property
+    def last_plan(self) -> LoadPlan | None: ...
+
+    def memory_bytes(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +79,20 @@ class LiveSettings:
     def settings(self) -> Settings:
         """As last applied."""
         return self._settings
+
+    @property
+    def limits(self) -> Limits:
+        return self._source.options.limits
+
+    @property
+    def last_plan(self) -> LoadPlan | None:
+        """Of the load that was tried last."""
+        return self._source.last_plan
+
+    @property
+    def memory_bytes(self) -> int:
+        """Physical, of the place where models run."""
+        return self._source.memory_bytes()
 
     async def refresh(self, runtime: ModelRuntime) -> Effects:
         """Apply what has changed since the last time; costs one look at the file. Models whose

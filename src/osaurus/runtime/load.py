@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from osaurus.errors import ModelNotFound
+from osaurus.errors import InsufficientResources, ModelNotFound
 from osaurus.runtime.conventions import read_conventions
 from osaurus.runtime.defaults import bundle_sampling
 from osaurus.runtime.gate import DeviceGate
@@ -46,7 +47,8 @@ class LoadOptions:
     `quantize` turns matrices that a bundle stores in plain numbers into 8- or 4-bit ones;
     what is stored quantized stays as it is. `tool_format` and `reasoning_format` stand in for
     what a bundle says of its output. `limits` decide whether a model that may not fit is
-    loaded. `served_name` is a further name of `default_model`.
+    loaded. `served_name` is a further name of `default_model`. With `fits_batch` a
+    model that takes more memory a request runs fewer of them.
     """
 
     compute_mode: ComputeMode = "bfloat16"
@@ -59,6 +61,7 @@ class LoadOptions:
     limits: Limits = field(default_factory=Limits)
     served_name: str | None = None
     default_model: str = "default"
+    fits_batch: bool = False
 
     def resolved_engine(self) -> EngineConfig:
         """`engine` with the directory it shall use. Touches no disk."""
@@ -80,11 +83,17 @@ class BundleSource:
         self.options = options or LoadOptions()
         self._allow_paths = allow_paths
         self._gates: dict[str, DeviceGate] = {}
-        self.last_plan: LoadPlan | None = None  #: of the load that was tried last
+        self._taken: dict[str, int] = {}  # bytes by model, from its load until it is freed
+        self._last_plan: LoadPlan | None = None
 
     @property
     def max_batch_size(self) -> int:
         return self.options.engine.max_batch_size
+
+    @property
+    def last_plan(self) -> LoadPlan | None:
+        """Of the load that was tried last."""
+        return self._last_plan
 
     def find(self, name: str, *, allow_paths: bool = True) -> Listing:
         from osaurus.bundle.hub import find_model
@@ -113,13 +122,17 @@ class BundleSource:
     def load(self, listing: Listing) -> ModelContainer:
         from osaurus.bundle.bundle import open_bundle
         from osaurus.bundle.fingerprint import model_identity
+        from osaurus.bundle.manifest import check_manifest
         from osaurus.models.registry import load_model
         from osaurus.topology.summary import resumes_at_snapshots
 
         options = self.options
         device = resolve_device(options.device)
         bundle = open_bundle(listing.path, listing.model_id)
-        plan = self.last_plan = check_memory(bundle, options, device)
+        others = sum(size for name, size in self._taken.items() if name != listing.model_id)
+        plan = self._last_plan = check_memory(bundle, options, device, others_bytes=others)
+        if not plan.allowed:
+            raise InsufficientResources(plan.blocking[0])
         tokenizer = bundle.load_tokenizer()
         conventions = read_conventions(
             bundle, tool_override=options.tool_format, reasoning_override=options.reasoning_format
@@ -145,6 +158,7 @@ class BundleSource:
             gate=gate,
         )
         sampling = bundle_sampling(bundle)
+        folder = bundle.path if bundle.path.is_dir() else bundle.path.parent
         needs_boundary = resumes_at_snapshots(model.layers_topology)
         del model  # the weights alone hold it, and let it go
 
@@ -160,14 +174,21 @@ class BundleSource:
                 conventions=conventions,
                 stop_texts=bundle.stop_strings,
                 needs_stable_boundary=needs_boundary,
+                admit=partial(check_manifest, folder),
             )
 
+        def free() -> None:
+            self._taken.pop(listing.model_id, None)
+            weights.free()
+
+        self._taken[listing.model_id] = plan.working_set.total_bytes
         return ModelContainer(
             model_id=listing.model_id,
             size_bytes=bundle.size_bytes,
             make_engine=weights.make_engine,
+            max_batch_size=plan.max_requests if options.fits_batch else None,
             face=face,
-            free=weights.free,
+            free=free,
         )
 
 

@@ -29,6 +29,8 @@ ACTIVATION_FLOOR_BYTES = 64 << 20
 STAGED_BYTES = 1 << 30
 #: `auto` runs one request for each of these in the budget.
 AUTO_BYTES_PER_REQUEST = 1 << 30
+#: Of a context, what `auto` wants to hold for each request of one model.
+AUTO_CONTEXT_TOKENS = 4096
 #: Weights that take more than this share of the memory, up to the second, get room to load.
 NEAR_MEMORY = (0.55, 0.86)
 
@@ -104,7 +106,8 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """`warnings` are advice, `blocking` are why the model is not loaded."""
+    """`warnings` are advice, `blocking` are why the model is not loaded. `max_requests` is how
+    many of a usual length the memory for keys and values holds, None where that is unknown."""
 
     model_id: str
     mode: MemoryProfile
@@ -112,6 +115,7 @@ class LoadPlan:
     is_estimated: bool
     judgements: tuple[Judgement, ...]
     allocator_cache_bytes: int | None
+    max_requests: int | None
     warnings: tuple[str, ...]
     blocking: tuple[str, ...]
 
@@ -199,6 +203,17 @@ def _memory_of_requests(facts: LoadFacts, geometry: Geometry, available: int) ->
     return min(blocks, budget - state), state
 
 
+def _requests_that_fit(facts: LoadFacts, available: int) -> int | None:
+    geometry = facts.geometry
+    if geometry is None:
+        return None
+    context = min(geometry.context_tokens or 2048, facts.context_tokens or AUTO_CONTEXT_TOKENS)
+    tokens = min(context, AUTO_CONTEXT_TOKENS)
+    one = geometry.kv_bytes(tokens, facts.kv_item_bytes) + geometry.state_bytes
+    budget = facts.kv_budget_bytes or int(KV_SHARE * available)
+    return max(1, budget // max(1, one))
+
+
 def _activations(facts: LoadFacts, geometry: Geometry) -> int:
     """A chunk of rows through the widest layer in float32, one matrix of it in full, logits."""
     rows = facts.chunk_tokens + facts.capacity
@@ -242,6 +257,7 @@ def plan_load(
         is_estimated=is_known,
         judgements=tuple(judgements),
         allocator_cache_bytes=allocator_cache(limits, needs),
+        max_requests=_requests_that_fit(facts, place.available_bytes),
         warnings=tuple(advice),
         blocking=tuple(refused),
     )

@@ -75,6 +75,10 @@ class Template(Protocol):
         ...
 
 
+def _admit_all() -> None:
+    """For models that no files speak for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
     """One resident model: the engine that serves it now, and what was read from its bundle.
@@ -82,7 +86,8 @@ class LoadedModel:
     `sampling_defaults` holds the bundle's own values by field name of `SamplingParams`,
     already checked. `stop_texts` end an answer as a request's own stop strings do.
     `needs_stable_boundary`: the cache can resume some layer only where it kept a snapshot, so
-    it wants to know where a prompt's system part ends.
+    it wants to know where a prompt's system part ends. `admit` raises `BundleError` once the
+    bundle's own files say that it must not be used; it is asked for every request.
     """
 
     model_id: str
@@ -95,6 +100,7 @@ class LoadedModel:
     conventions: Conventions = field(default_factory=Conventions)
     stop_texts: tuple[str, ...] = ()
     needs_stable_boundary: bool = False
+    admit: Callable[[], object] = _admit_all
     #: Texts of the added tokens that only the template may write: all special ones, and those
     #: that it uses as markup, such as `<think>`. The others stay what they are for the model,
     #: text with a token of its own: some vocabularies hold line breaks and HTML tags that way.

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from osaurus.errors import InsufficientResources
 from osaurus.runtime.geometry import read_geometry
 from osaurus.runtime.machine import device_memory, host_memory
 from osaurus.runtime.memory import LoadFacts, LoadPlan, plan_load, weights_in_memory
@@ -28,8 +27,10 @@ class _Bundle(Protocol):
     def quantization(self) -> str: ...
 
 
-def plan_of(bundle: _Bundle, options: LoadOptions, device: str) -> LoadPlan:
-    """Reads this machine's memory; loads nothing."""
+def plan_of(
+    bundle: _Bundle, options: LoadOptions, device: str, *, others_bytes: int = 0
+) -> LoadPlan:
+    """Reads this machine's memory; loads nothing. `others_bytes` is what stays loaded."""
     engine = options.engine
     facts = LoadFacts(
         model_id=bundle.model_id,
@@ -44,15 +45,17 @@ def plan_of(bundle: _Bundle, options: LoadOptions, device: str) -> LoadPlan:
         kv_budget_bytes=engine.kv_budget_bytes,
         snapshots=engine.cache.recurrent_entries,
     )
-    return plan_load(facts, options.limits, host_memory(), device_memory(device))
+    return plan_load(
+        facts, options.limits, host_memory(), device_memory(device), others_bytes=others_bytes
+    )
 
 
-def check_memory(bundle: _Bundle, options: LoadOptions, device: str) -> LoadPlan:
-    """Say what the model will take. Raises `InsufficientResources` where that is refused."""
-    plan = plan_of(bundle, options, device)
+def check_memory(
+    bundle: _Bundle, options: LoadOptions, device: str, *, others_bytes: int = 0
+) -> LoadPlan:
+    """The plan, told in the log. Whoever loads must heed `allowed`."""
+    plan = plan_of(bundle, options, device, others_bytes=others_bytes)
     logger.info("%s %s", plan.model_id, plan.summary)
     for warning in plan.warnings:
         logger.warning("%s", warning)
-    if not plan.allowed:
-        raise InsufficientResources(plan.blocking[0])
     return plan

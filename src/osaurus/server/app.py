@@ -58,7 +58,7 @@ def build_app(chat: ChatEngine, config: AppConfig, readiness: Readiness | None =
     residents = ModelAdmin(chat.runtime)
     openai = OpenAIChat(chat, admission, ping_interval_s=config.ping_interval_s)
     models = ModelCatalog(chat.runtime)
-    cache = CacheAdmin(chat.runtime)
+    cache = CacheAdmin(chat.runtime, chat.live)
     settings = SettingsAdmin(chat.runtime, chat.live)
     table: tuple[tuple[str, str, _Handler], ...] = (
         ("POST", "/chat/completions", openai.chat_completions),

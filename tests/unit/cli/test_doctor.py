@@ -88,3 +88,18 @@ def test_a_missing_torch_is_a_failure_that_says_how_to_get_it(
     assert check.status == "fail"
     assert "scripts/install" in check.fix
     assert doctor.check_kernels().status == "warn"
+
+
+def test_a_settings_file_that_is_wrong_fails_and_an_unknown_key_warns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSAURUS_HOME", str(tmp_path))
+    assert doctor.check_settings_file().status == "pass"
+    path = tmp_path / "config/server-runtime.json"
+    path.parent.mkdir()
+    path.write_text('{"network": {"prt": 9}}')
+    check = doctor.check_settings_file()
+    assert (check.status, "network.prt" in check.fix) == ("warn", True)
+    path.write_text('{"network": {"port": 0}}')
+    check = doctor.check_settings_file()
+    assert (check.status, "network.port" in check.detail) == ("fail", True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from osaurus.engine.core import BatchEngine
-from osaurus.errors import InsufficientResources, InvalidField
+from osaurus.errors import InsufficientResources, InvalidField, UnsupportedBundle
 from osaurus.kernels import heap
 from osaurus.runtime import load, plan
 from osaurus.runtime.configure import check_settings, load_options
@@ -187,7 +188,7 @@ def test_weights_are_quantized_as_the_setting_says(
 def test_the_device_is_the_one_that_was_named(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def refuse(bundle: Any, options: Any, device: str) -> Any:
+    def refuse(bundle: Any, options: Any, device: str, **others: Any) -> Any:
         asked.append(device)
         raise InsufficientResources("seen")
 
@@ -276,3 +277,50 @@ def test_every_setting_of_a_load_is_tried_here() -> None:
     read_by_loads = [one for one in SETTINGS if one.is_used and one.live == "next load"]
     missing = [one.key for one in read_by_loads if one.path[-1] not in text]
     assert missing == []
+
+
+def test_what_stays_loaded_counts_until_it_is_freed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {"memorySafety": {"mode": "strict"}, "performance": {"kvBudgetMB": 2}}
+    source = BundleSource(load_options(resolve(limits)))
+    listing = source.find(str(folder))
+    container = source.load(listing)
+    assert source.last_plan is not None
+    needed = source.last_plan.working_set.total_bytes
+    small = Memory(name="host", physical_bytes=3 * needed, available_bytes=3 * needed)
+    monkeypatch.setattr(plan, "host_memory", lambda: small)
+    other = replace(listing, model_id="another")  # type: ignore[type-var]
+    with pytest.raises(InsufficientResources, match="another needs about"):
+        source.load(other)
+    container.free()
+    source.load(other).free()
+
+
+def test_auto_runs_fewer_requests_of_a_model_that_takes_more(folder: Path) -> None:
+    def bound(capacity: Any) -> int | None:
+        document = {
+            "concurrency": {"maxConcurrentSequences": capacity},
+            "performance": {"kvBudgetMB": 1},
+        }
+        source = BundleSource(load_options(resolve(document)))
+        container = source.load(source.find(str(folder)))
+        container.free()
+        return container.max_batch_size
+
+    assert bound("auto") == 1_000_000 // (3 * 2 * 2 * 32 * 512 * 2)
+    assert bound(8) is None
+
+
+def test_a_manifest_that_comes_later_counts_for_models_that_are_loaded(
+    folder: Path, loaded: Any
+) -> None:
+    model, _ = loaded()
+    model.admit()
+    manifest = folder / "osaurus.json"
+    manifest.write_text('{"required_osaurus_version": "99.0.0", "model_version": "1"}')
+    try:
+        with pytest.raises(UnsupportedBundle, match=r"needs osaurus 99\.0\.0"):
+            model.admit()
+    finally:
+        manifest.unlink()

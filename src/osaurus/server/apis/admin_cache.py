@@ -18,6 +18,8 @@ from starlette.responses import Response
 from osaurus.errors import UserError
 from osaurus.runtime.blocking import on_thread
 from osaurus.runtime.cache_totals import CacheTotals
+from osaurus.runtime.live import LiveSettings
+from osaurus.runtime.memory import LoadPlan, budget_of
 from osaurus.runtime.pool import ModelRuntime, ResidentModel
 from osaurus.server.body import read_json
 from osaurus.server.peers import require_local
@@ -38,8 +40,9 @@ class ClearBody(Struct, kw_only=True):
 
 
 class CacheAdmin:
-    def __init__(self, runtime: ModelRuntime) -> None:
+    def __init__(self, runtime: ModelRuntime, live: LiveSettings | None = None) -> None:
         self._runtime = runtime
+        self._live = live
 
     async def cache_stats(self, request: Request) -> Response:
         require_local(request)
@@ -52,6 +55,7 @@ class CacheAdmin:
                 "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"),
                 "models": [_row(row, one) for row, one in zip(rows, stats, strict=True)],
                 "aggregate": _aggregate(totals),
+                "memory_safety": None if self._live is None else _memory_safety(self._live),
             }
         )
 
@@ -122,6 +126,35 @@ def _aggregate(totals: CacheTotals) -> dict[str, int]:
         "evictions": totals.evictions,
         "hit_tokens": totals.hit_tokens,
         "prompt_tokens": totals.prompt_tokens,
+    }
+
+
+def _memory_safety(live: LiveSettings) -> dict[str, Any]:
+    """What a load may take here, and what was decided of the one that was tried last."""
+    settings, limits, plan = live.settings, live.limits, live.last_plan
+    physical = live.memory_bytes
+    budget = budget_of(limits, physical)
+    allows = "any memory" if budget is None else f"{budget} of {physical} bytes"
+    return {
+        "mode": limits.mode,
+        "slider": settings["memorySafety.slider"],
+        "display_summary": f"{limits.mode}: a model may take {allows}",
+        "resolved_physical_memory_bytes": physical,
+        "resolved_load_budget_bytes": budget,
+        "last_load_decision": None if plan is None else _decision(plan),
+    }
+
+
+def _decision(plan: LoadPlan) -> dict[str, Any]:
+    return {
+        "model": plan.model_id,
+        "allowed": plan.allowed,
+        "summary": plan.summary,
+        "estimate_bytes": plan.working_set.total_bytes,
+        "working_set": msgspec.to_builtins(plan.working_set),
+        "places": [msgspec.to_builtins(one) for one in plan.judgements],
+        "warnings": list(plan.warnings),
+        "blocking_issues": list(plan.blocking),
     }
 
 
