@@ -13,6 +13,7 @@ from typing import Any
 from osaurus.chat.arguments import ArgumentChecker
 from osaurus.errors import ToolChoiceUnsatisfied
 from osaurus.parsing.budget import ThinkingBudget
+from osaurus.runtime.degeneration import DegenerationDetector
 from osaurus.types.chat import ChatRequest
 from osaurus.types.events import (
     Chunk,
@@ -37,8 +38,10 @@ class ChoiceRules:
         checker: ArgumentChecker,
         notes: Sequence[str] = (),
         budget: ThinkingBudget | None = None,
+        detector: DegenerationDetector | None = None,
     ) -> None:
         self._budget = budget
+        self._detector = detector
         self._request = request
         self._checker = checker
         self._notes = list(notes)
@@ -81,6 +84,8 @@ class ChoiceRules:
             found["tool_call_error"] = True
         if self._budget is not None and self._budget.has_fired:
             found["thinking_budget_reached"] = True
+        if self._detector is not None and self._detector.found is not None:
+            found["degeneration"] = self._detector.found
         if self._faults:
             found["tool_argument_errors"] = self._faults
         if self._num_left_out:
