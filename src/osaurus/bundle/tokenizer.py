@@ -137,11 +137,13 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes a token stands for; added tokens give the bytes of their text.
 
-        Raises `IndexError` for an id outside the vocabulary. An id without a text (padding of
-        the vocabulary) stands for no bytes.
+        An id without a text stands for no bytes: padding of the vocabulary, which a model may
+        have rows for beyond the tokenizer's own. Raises `IndexError` for a negative one.
         """
         if token_id < 0:
             raise IndexError(f"token id {token_id} is negative")
+        if token_id >= len(self._bytes):
+            return b""
         known = self._bytes[token_id]
         if known is None:
             known = self._bytes[token_id] = self._compute_bytes(token_id)
