@@ -97,11 +97,14 @@ class World:
             cast(Any, self), RuntimeSettings(), clock=self.loop.time, run=self.run
         )
         self.max_batch_size = 4
+        self.memory_limit = 50  # of which 80 % hold a and b, or a and c at a pinch
         self.callers: list[asyncio.Task[HeldModel]] = []
         self.held: list[tuple[HeldModel, WorldContainer]] = []
         self.others: list[asyncio.Task[Any]] = []
         self.killed: set[WorldEngine] = set()
         self.num_acquired = 0
+        self._ended_at: dict[asyncio.Task[Any], float] = {}
+        self._held_since: dict[HeldModel, float] = {}
 
     # The source of models.
 
@@ -111,7 +114,7 @@ class World:
         return WorldListing(name, self.sizes[name])
 
     def memory_bytes(self) -> int:
-        return 50  # of which 80 % hold a and b, or a and c at a pinch
+        return self.memory_limit
 
     def load(self, listing: Listing) -> ModelContainer:
         name = listing.model_id
@@ -231,7 +234,7 @@ class World:
         for held, container in self.held:
             assert not container.is_freed
             engine = cast(WorldEngine, held.model.engine)
-            ended = self.loop.now - self._held_since[id(held)] >= 300
+            ended = self.loop.now - self._held_since[held] >= 300
             assert not engine.is_shut_down or engine in self.killed or ended, "a stream was ended"
 
     # The end.
@@ -283,10 +286,10 @@ class World:
 
     # Help.
 
-    _held_since: dict[int, float]
-
     def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        return self.loop.create_task(work)
+        task = self.loop.create_task(work)
+        task.add_done_callback(lambda done: self._ended_at.update({done: self.loop.now}))
+        return task
 
     def _within(self, call: Callable[[], object]) -> None:
         """On the loop, where nothing else happens at the same time."""
@@ -301,8 +304,6 @@ class World:
 
     def _collect(self) -> None:
         """Take over what callers got, in the moment in which they got it."""
-        if not hasattr(self, "_held_since"):
-            self._held_since = {}
         for task in [t for t in self.callers if t.done()]:
             self.callers.remove(task)
             if task.cancelled():
@@ -313,7 +314,7 @@ class World:
             held = task.result()
             container = cast(WorldEngine, held.model.engine).container
             self.held.append((held, container))
-            self._held_since[id(held)] = self.loop.now
+            self._held_since[held] = self._ended_at.get(task, self.loop.now)
             self.num_acquired += 1
         for task in [t for t in self.others if t.done()]:
             self.others.remove(task)
