@@ -30,6 +30,7 @@ from osaurus.server.health import Readiness
 from osaurus.server.limits import MAX_HEADER_BYTES
 from osaurus.server.origins import OriginPolicy, is_loopback
 from osaurus.server.sse import PING_INTERVAL_S
+from osaurus.server.supervisor import notify
 from osaurus.types.runtime import RuntimeSettings
 
 logger = logging.getLogger(__name__)
@@ -220,10 +221,12 @@ class _GracefulUvicorn(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        notify("READY=1")
         self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._readiness.is_draining = True
+        notify("STOPPING=1")
         ending = asyncio.create_task(self._end_streams())
         await super().shutdown(sockets)
         await ending
