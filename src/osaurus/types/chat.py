@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from osaurus.types.response_format import ResponseFormat
 from osaurus.types.sampling import SamplingParams
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -76,6 +77,9 @@ class ChatRequest:
     `needs_call`: an answer without a call to an offered tool is an error; `forced_tool` names
     the only one that counts. With `continue_final_message` the answer goes on where the last
     message, an assistant's, ends.
+
+    `response_format` is the shape that the visible answer must have, None for free text; every
+    protocol makes it with the functions of `types/response_format.py`.
     """
 
     model: str
@@ -88,6 +92,7 @@ class ChatRequest:
     needs_call: bool = False
     forced_tool: str | None = None
     parallel_tool_calls: bool = True
+    response_format: ResponseFormat | None = None
     continue_final_message: bool = False
     add_generation_prompt: bool = True
     source: Literal["http_api", "cli", "chat_ui", "plugin", "proof"] = "http_api"
@@ -113,6 +118,7 @@ __all__ = [
     "MediaPart",
     "Message",
     "Part",
+    "ResponseFormat",
     "Role",
     "SamplingParams",
     "TextPart",
