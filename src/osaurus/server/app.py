@@ -30,14 +30,12 @@ from osaurus.server.exchange import Exchange
 from osaurus.server.health import Health, Readiness
 from osaurus.server.limits import Admission, bounded_body, check_headers
 from osaurus.server.origins import OriginPolicy, preflight_headers
-from osaurus.server.paths import normalize
+from osaurus.server.paths import protocol_of, rewrite
 from osaurus.server.sse import PING_INTERVAL_S
 
 logger = logging.getLogger(__name__)
 
 _Handler = Callable[[Request], Awaitable[ASGIApp]]
-
-STYLE_KEY = "osaurus.style"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +114,7 @@ class App:
             await Response(status_code=204)(scope, receive, exchange.send)
             return
         receive = bounded_body(scope, receive, self._config.max_body_bytes)
-        scope["path"], scope[STYLE_KEY] = normalize(scope["path"])
+        rewrite(scope)
         if scope["method"] == "HEAD" and self._knows(scope):
             await Response(status_code=204)(scope, receive, exchange.send)
             return
@@ -130,7 +128,7 @@ class App:
     ) -> None:
         exchange.facts["error"] = error.code
         if not exchange.is_started:
-            await error_response(error)(scope, receive, exchange.send)
+            await error_response(error, protocol_of(scope))(scope, receive, exchange.send)
 
 
 async def _unknown_path(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,5 @@
-"""Which status and body each error becomes. One table; nothing else in the server knows one.
+"""Which status and body each error becomes, in each protocol. One table; nothing else in the
+server knows one.
 
 A message is passed on as the error wrote it: those of `OsaurusError` never quote prompt text.
 Any other exception is answered without its words.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 import msgspec
 from starlette.responses import Response
@@ -38,6 +39,7 @@ from osaurus.errors import (
     UnsupportedBundle,
     UserError,
 )
+from osaurus.server.paths import Protocol
 from osaurus.settings.files import SettingsFileError
 
 
@@ -52,13 +54,19 @@ class RequestRefused(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
+    """`openai_type` and `anthropic_type` are the words those protocols have for it."""
+
     status: int
     openai_type: str
+    anthropic_type: str
 
 
-_BAD_REQUEST = Kind(400, "invalid_request_error")
-_NOT_FOUND = Kind(404, "invalid_request_error")
-_INTERNAL = Kind(500, "internal_error")
+_BAD_REQUEST = Kind(400, "invalid_request_error", "invalid_request_error")
+_NOT_FOUND = Kind(404, "invalid_request_error", "not_found_error")
+_FORBIDDEN = Kind(403, "forbidden", "permission_error")
+_INTERNAL = Kind(500, "internal_error", "api_error")
+_NO_RESOURCES = Kind(503, "insufficient_resources", "overloaded_error")
+_UNAVAILABLE = Kind(503, "service_unavailable", "api_error")
 
 #: By `OsaurusError.code`. A broken bundle is a 400: trying again cannot help, and clients
 #: retry what begins with 5.
@@ -76,21 +84,21 @@ _KINDS: Mapping[str, Kind] = {
     ModelNotFound.code: _NOT_FOUND,
     AmbiguousModel.code: _NOT_FOUND,
     "unknown_path": _NOT_FOUND,
-    "method_not_allowed": Kind(405, "invalid_request_error"),
-    "override_active": Kind(409, "invalid_request_error"),
-    "forbidden_host": Kind(403, "forbidden"),
-    "forbidden_origin": Kind(403, "forbidden"),
-    "local_only": Kind(403, "forbidden"),
-    "headers_too_large": Kind(431, "invalid_request_error"),
-    PayloadTooLarge.code: Kind(413, "payload_too_large"),
-    Cancelled.code: Kind(499, "request_cancelled"),
-    LimitError.code: Kind(503, "insufficient_resources"),
-    ServerOverloaded.code: Kind(503, "server_overloaded"),
-    InsufficientResources.code: Kind(503, "insufficient_resources"),
-    BundleError.code: Kind(503, "service_unavailable"),
-    DownloadError.code: Kind(503, "service_unavailable"),
-    EngineShutdown.code: Kind(503, "service_unavailable"),
-    SettingsFileError.code: Kind(503, "service_unavailable"),
+    "method_not_allowed": Kind(405, "invalid_request_error", "invalid_request_error"),
+    "override_active": Kind(409, "invalid_request_error", "invalid_request_error"),
+    "forbidden_host": _FORBIDDEN,
+    "forbidden_origin": _FORBIDDEN,
+    "local_only": _FORBIDDEN,
+    "headers_too_large": Kind(431, "invalid_request_error", "invalid_request_error"),
+    PayloadTooLarge.code: Kind(413, "payload_too_large", "request_too_large"),
+    Cancelled.code: Kind(499, "request_cancelled", "request_cancelled"),
+    LimitError.code: _NO_RESOURCES,
+    ServerOverloaded.code: Kind(503, "server_overloaded", "overloaded_error"),
+    InsufficientResources.code: _NO_RESOURCES,
+    BundleError.code: _UNAVAILABLE,
+    DownloadError.code: _UNAVAILABLE,
+    EngineShutdown.code: _UNAVAILABLE,
+    SettingsFileError.code: _UNAVAILABLE,
     EngineError.code: _INTERNAL,
     RequestFailed.code: _INTERNAL,
 }
@@ -100,26 +108,41 @@ def status_of(error: OsaurusError) -> int:
     return _KINDS.get(error.code, _INTERNAL).status
 
 
-def openai_body(error: OsaurusError) -> bytes:
-    """`{"error": {message, type, param, code}}`, the last two null where they say nothing."""
-    body: dict[str, Any] = {
-        "error": {
-            "code": error.code,
-            "message": error.message,
-            "param": _param_of(error),
-            "type": _KINDS.get(error.code, _INTERNAL).openai_type,
-        }
-    }
-    return msgspec.json.encode(body)
+def error_body(error: OsaurusError, protocol: Protocol) -> bytes:
+    """The error in the protocol's own shape, as one line of JSON."""
+    return msgspec.json.encode(_envelope(error, protocol))
 
 
-def error_response(error: OsaurusError) -> Response:
+def error_response(error: OsaurusError, protocol: Protocol) -> Response:
     headers = dict(error.headers) if isinstance(error, RequestRefused) else {}
     if isinstance(error, ServerOverloaded):
         headers["retry-after"] = str(error.retry_after_s)
     return Response(
-        openai_body(error), status_of(error), headers=headers, media_type="application/json"
+        error_body(error, protocol),
+        status_of(error),
+        headers=headers,
+        media_type="application/json",
     )
+
+
+def _envelope(error: OsaurusError, protocol: Protocol) -> dict[str, Any]:
+    kind = _KINDS.get(error.code, _INTERNAL)
+    match protocol:
+        case "openai" | "responses":
+            body = {
+                "code": error.code,
+                "message": error.message,
+                "param": _param_of(error),
+                "type": kind.openai_type,
+            }
+            return {"error": body}
+        case "anthropic":
+            body = {"type": kind.anthropic_type, "message": error.message}
+            return {"type": "error", "error": body}
+        case "ollama":
+            return {"error": error.message}
+        case _:
+            assert_never(protocol)
 
 
 def _param_of(error: OsaurusError) -> str | None:

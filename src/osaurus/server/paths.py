@@ -2,13 +2,16 @@
 
 Clients put `/v1`, `/api` or both before the same names, and some end them with a slash. The
 router knows each name once; which prefix was there is remembered, since it decides the few
-routes that mean different things to different protocols.
+routes that mean different things to different protocols, and whose errors they speak.
 """
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from starlette.types import Scope
+
+Protocol = Literal["openai", "responses", "anthropic", "ollama"]
 Style = Literal["anthropic", "ollama", "openai", "bare"]
 
 #: Longest first. Only whole segments count: `/v1beta` has no prefix.
@@ -18,6 +21,11 @@ _PREFIXES: tuple[tuple[str, Style], ...] = (
     ("/v1", "openai"),
 )
 _ANTHROPIC = "/anthropic"
+
+_OLLAMA_NAMES = "chat generate embed tags show ps version pull push create copy delete"
+_OLLAMA_PATHS = frozenset(f"/{name}" for name in _OLLAMA_NAMES.split())
+
+_STYLE_KEY = "osaurus.style"
 
 
 class NormalPath(NamedTuple):
@@ -36,6 +44,32 @@ def normalize(path: str) -> NormalPath:
             style = meaning if style == "bare" else style
             break
     return NormalPath(path.rstrip("/") or "/", style)
+
+
+def rewrite(scope: Scope) -> None:
+    """Make the path of `scope` the normal one, once."""
+    if _STYLE_KEY not in scope:
+        scope["path"], scope[_STYLE_KEY] = normalize(scope["path"])
+
+
+def style_of(scope: Scope) -> Style:
+    """The prefix that the path came with."""
+    return scope[_STYLE_KEY] if _STYLE_KEY in scope else normalize(scope["path"]).style
+
+
+def protocol_of(scope: Scope) -> Protocol:
+    """Whose request this is, known or not: errors are answered in that protocol's shape."""
+    return protocol_of_path(normalize(scope["path"]).path, style_of(scope))
+
+
+def protocol_of_path(path: str, style: Style) -> Protocol:
+    if style == "anthropic" or _begins_with(path, "/messages"):
+        return "anthropic"
+    if _begins_with(path, "/responses"):
+        return "responses"
+    if path in _OLLAMA_PATHS or _begins_with(path, "/blobs"):
+        return "ollama"
+    return "ollama" if style == "ollama" and path == "/embeddings" else "openai"
 
 
 def _begins_with(path: str, prefix: str) -> bool:

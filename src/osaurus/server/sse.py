@@ -1,4 +1,4 @@
-"""Server-sent events, and knowing when the client has gone.
+"""Streamed answers (server-sent events, lines of JSON), and knowing when the client has gone.
 
 A stream's headers go out with its first frame, so that a failure before it still has a status
 of its own; a silence longer than the ping interval starts the response too, since proxies give
@@ -22,8 +22,10 @@ PING_INTERVAL_S = 15.0
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+NDJSON = "application/x-ndjson"
+
 _HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
 ]
@@ -34,11 +36,17 @@ def data_frame(payload: bytes) -> bytes:
     return b"data: %b\n\n" % payload
 
 
+def event_frame(event: str, payload: bytes) -> bytes:
+    """One event with a name. `payload` as above."""
+    return b"event: %b\ndata: %b\n\n" % (event.encode(), payload)
+
+
 class EventStreamResponse:
     """An ASGI response that sends `frames` as they come.
 
     An `OsaurusError` from `frames` before the first one is raised to the caller; after it,
-    `failure_frames` says what the client gets, and the response ends in order.
+    `failure_frames` says what the client gets, and the response ends in order. `ping` fills
+    a silence; None where the format has nothing that a client would skip.
     """
 
     def __init__(
@@ -47,17 +55,24 @@ class EventStreamResponse:
         *,
         failure_frames: Callable[[OsaurusError], bytes],
         ping_interval_s: float = PING_INTERVAL_S,
+        ping: bytes | None = PING,
+        media_type: str = EVENT_STREAM,
     ) -> None:
         self._frames = frames
         self._failure_frames = failure_frames
         self._ping_interval_s = ping_interval_s
+        self._ping = ping
+        self._headers = [(b"content-type", media_type.encode()), *_HEADERS]
         self._writing = asyncio.Lock()  # a ping must not fall into a frame that is being sent
         self._is_started = False
         self._last_write_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._last_write_s = asyncio.get_running_loop().time()
-        pings = asyncio.create_task(self._keep_alive(send))
+        if self._ping is None:
+            await run_while_connected(receive, self._send_frames(send))
+            return
+        pings = asyncio.create_task(self._keep_alive(send, self._ping))
         try:
             await run_while_connected(receive, self._send_frames(send))
         finally:
@@ -80,20 +95,20 @@ class EventStreamResponse:
             raise
         await self._write(send, b"", is_last=True)
 
-    async def _keep_alive(self, send: Send) -> None:
+    async def _keep_alive(self, send: Send, ping: bytes) -> None:
         loop = asyncio.get_running_loop()
         while True:
             wait_s = self._last_write_s + self._ping_interval_s - loop.time()
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
             else:
-                await self._write(send, PING)
+                await self._write(send, ping)
 
     async def _write(self, send: Send, data: bytes, *, is_last: bool = False) -> None:
         async with self._writing:
             if not self._is_started:
                 self._is_started = True
-                await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+                await send({"type": "http.response.start", "status": 200, "headers": self._headers})
             await send({"type": "http.response.body", "body": data, "more_body": not is_last})
             self._last_write_s = asyncio.get_running_loop().time()
 

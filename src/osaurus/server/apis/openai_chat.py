@@ -19,7 +19,7 @@ from osaurus.server.apis.openai_chunks import ChunkWriter, whole_answer
 from osaurus.server.apis.openai_request import to_chat_request
 from osaurus.server.apis.openai_wire import ChatCompletionBody, ChatCompletionChunk, encode
 from osaurus.server.body import read_json
-from osaurus.server.errors import openai_body
+from osaurus.server.errors import error_body
 from osaurus.server.exchange import Exchange
 from osaurus.server.limits import Admission
 from osaurus.server.sse import DONE, EventStreamResponse, data_frame, run_while_connected
@@ -135,4 +135,4 @@ def _frame(chunk: ChatCompletionChunk) -> bytes:
 
 
 def _failure_frames(error: OsaurusError) -> bytes:
-    return data_frame(openai_body(error)) + DONE
+    return data_frame(error_body(error, "openai")) + DONE
