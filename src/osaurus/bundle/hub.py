@@ -97,6 +97,19 @@ def find_model(
     raise ModelNotFound(name or "default", _hint(wanted, models))
 
 
+def is_path(name: str) -> bool:
+    """Whether `name` means a model by its path, which another program's server does not take."""
+    if _by_path(name, explicit_only=True) is not None:
+        return True
+    try:
+        find_model(name, allow_paths=False)
+    except ModelNotFound:
+        return _by_path(name, explicit_only=False) is not None
+    except AmbiguousModel:
+        pass
+    return False
+
+
 def _aliases(listing: ModelListing) -> tuple[str, ...]:
     quantization = listing.model_id.partition(":")[2].lower()
     return (listing.alias, f"{listing.alias}:{quantization}" if quantization else "")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 
+from osaurus.bundle.hub import is_path
 from osaurus.cli.client import ServerClient, configured_address
 from osaurus.cli.terminal import say
 from osaurus.settings.load import Flag
@@ -25,7 +26,8 @@ def connect(
     """A client of a server that should know `model`.
 
     An `address` given by the user is used as it is. Otherwise a missing model may be
-    downloaded first, after a question. `flags` are for a server of its own, which has the
+    downloaded first, after a question; one named by its path is loaded here, since a running
+    server takes no paths. `flags` are for a server of its own, which has the
     settings of the file besides; another one has its own settings, which is said.
     """
     flags = flags or {}
@@ -35,7 +37,7 @@ def connect(
             yield client
         return
     with ServerClient(configured_address()) as client:
-        if client.health() is not None:
+        if not is_path(model) and client.health() is not None:
             if not client.has_model(model):
                 _offer(model, assume_yes)
             _mention_settings(flags)
@@ -47,7 +49,7 @@ def connect(
     from osaurus.runtime.load import BundleSource
     from osaurus.server.serve import ServerConfig, running_server
 
-    source = BundleSource()
+    source = BundleSource(allow_paths=True)  # its one caller is this process
     live = LiveSettings(SettingsStore(flags=flags), source)
     # Port 0: any free one. Nobody else's streams run there, so the end waits for none.
     config = ServerConfig(port=0, drain_s=0.0, live=live)

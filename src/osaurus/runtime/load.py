@@ -76,12 +76,14 @@ class BundleSource:
     """Models from this machine's disk, built under one gate a device.
 
     `allow_paths` lets every caller name a model by its path: for a server that nobody but
-    its own process can be expected to call. New `options` hold for the loads that follow.
+    its own process can be expected to call. A model that the operator named by its path is
+    known by its id from then on. New `options` hold for the loads that follow.
     """
 
     def __init__(self, options: LoadOptions | None = None, *, allow_paths: bool = False) -> None:
         self.options = options or LoadOptions()
         self._allow_paths = allow_paths
+        self._by_path: dict[str, str] = {}  # id of a model outside of the roots -> its path
         self._gates: dict[str, DeviceGate] = {}
         self._taken: dict[str, int] = {}  # bytes by model, from its load until it is freed
         self._last_plan: LoadPlan | None = None
@@ -96,20 +98,34 @@ class BundleSource:
         return self._last_plan
 
     def find(self, name: str, *, allow_paths: bool = True) -> Listing:
+        allow_paths = allow_paths or self._allow_paths
+        wanted, served = name.strip().lower(), self.options.served_name
+        if not wanted or (served is not None and wanted == served.lower()):
+            name, allow_paths = self.options.default_model, True  # the operator's own word
+        return self._find(name, allow_paths=allow_paths)
+
+    def _find(self, name: str, *, allow_paths: bool) -> Listing:
+        """What was only to be had by its path is remembered by its id."""
         from osaurus.bundle.hub import find_model
 
         try:
-            return find_model(name, allow_paths=allow_paths or self._allow_paths)
+            return find_model(name, allow_paths=False)
         except ModelNotFound:
-            served = self.options.served_name
-            if served is None or name.strip().lower() != served.lower():
+            known = self._by_path.get(name.strip().lower())
+            if known is None and not allow_paths:
                 raise
-            return find_model(self.options.default_model)
+            listing = find_model(known or name)
+        self._by_path[listing.model_id.lower()] = str(listing.path)
+        return listing
 
     def catalog(self) -> Sequence[Listing]:
-        from osaurus.bundle.hub import list_models
+        from osaurus.bundle.hub import find_model, list_models
 
-        return [one for one in list_models() if one.available]
+        found = {one.model_id.lower(): one for one in list_models()}
+        for model_id, path in self._by_path.items():
+            if model_id not in found and Path(path).exists():
+                found[model_id] = find_model(path)
+        return [one for one in found.values() if one.available]
 
     def memory_bytes(self) -> int:
         memory = device_memory(resolve_device(self.options.device)) or host_memory()

@@ -333,6 +333,18 @@ def test_names_from_the_network_are_never_paths(tmp_path: Path) -> None:
             find_model(name, [], allow_paths=False)
 
 
+def test_a_name_is_a_path_only_where_no_model_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_folder(tmp_path / "models" / "made")
+    folder = write_folder(tmp_path / "here" / "made")
+    write_folder(tmp_path / "here" / "other")
+    monkeypatch.setenv("OSAURUS_MODELS_DIR", str(tmp_path / "models"))
+    monkeypatch.chdir(tmp_path / "here")
+    assert [hub.is_path(name) for name in (str(folder), "./made", "other")] == [True] * 3
+    assert [hub.is_path(name) for name in ("made", "default", "nothing", "")] == [False] * 4
+
+
 def test_a_path_without_a_model_is_listed_with_what_it_lacks(tmp_path: Path) -> None:
     listing = find_model(str(tmp_path), [])
     assert not listing.available

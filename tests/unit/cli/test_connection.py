@@ -17,6 +17,7 @@ from osaurus.cli.client import ServerClient
 from osaurus.cli.connection import connect
 from osaurus.cli.options import cache_flags
 from osaurus.errors import ModelNotFound
+from unit.bundle.made import llama_tensors, write_folder
 from unit.cli.scripted_server import scripted_server
 
 
@@ -76,6 +77,23 @@ def test_without_a_server_one_runs_in_this_process_as_long_as_needed(
     assert {t for t in threading.enumerate() if not t.daemon} <= before
     with ServerClient(address) as client:
         assert client.health() is None
+
+
+def test_a_model_named_by_its_path_is_loaded_here_beside_a_running_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_folder(tmp_path / "made", tensors=llama_tensors())
+    with scripted_server(lambda _: []) as server:
+        monkeypatch.setenv("OSAURUS_SERVER__PORT", server.address.rpartition(":")[2])
+        flags = cache_flags(None, True, None)
+        with connect(str(folder), address=None, assume_yes=False, flags=flags) as client:
+            assert client.address != server.address
+            deltas = client.stream_chat(
+                model=str(folder),
+                messages=[{"role": "user", "content": "Hi"}],
+                options={"max_tokens": 2},
+            )
+            assert "length" in [delta.finish_reason for delta in deltas]
 
 
 def test_a_model_that_cannot_be_fetched_starts_no_server(

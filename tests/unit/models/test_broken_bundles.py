@@ -26,29 +26,10 @@ from osaurus.errors import BundleError, IncompleteBundle, UnsupportedBundle
 from osaurus.models import registry
 from osaurus.models.loading import WeightLoader
 from osaurus.models.registry import load_model
-from unit.bundle.made import SIZES, gguf_tensors, write_folder, write_gguf
+from unit.bundle.made import SIZES, gguf_tensors, llama_tensors, write_folder, write_gguf
 
 INDEX = "model.safetensors.index.json"
 UP = "model.layers.0.mlp.up_proj"
-
-
-def llama_tensors() -> dict[str, torch.Tensor]:
-    """A whole Llama of one layer for `write_folder`'s config."""
-    g = torch.Generator().manual_seed(0)
-    hidden, inner = 64, 96
-    layer = "model.layers.0"
-    shapes = {
-        "model.embed_tokens.weight": (300, hidden),
-        "lm_head.weight": (300, hidden),
-        **{f"{layer}.self_attn.{x}_proj.weight": (hidden, hidden) for x in "qkvo"},
-        f"{layer}.mlp.gate_proj.weight": (inner, hidden),
-        f"{UP}.weight": (inner, hidden),
-        f"{layer}.mlp.down_proj.weight": (hidden, inner),
-        f"{layer}.input_layernorm.weight": (hidden,),
-        f"{layer}.post_attention_layernorm.weight": (hidden,),
-        "model.norm.weight": (hidden,),
-    }
-    return {name: torch.randn(shape, generator=g) for name, shape in shapes.items()}
 
 
 def quantized() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
