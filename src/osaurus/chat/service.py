@@ -12,6 +12,7 @@ from typing import Any
 
 from osaurus.chat.arguments import ArgumentChecker
 from osaurus.chat.completion import Completion, fold
+from osaurus.chat.embeddings import embed, refuse_embedder
 from osaurus.chat.prompt import PreparedPrompt, prepare_prompt
 from osaurus.chat.rules import ChoiceRules
 from osaurus.chat.sampling import effective_sampling, fit_to_context
@@ -26,6 +27,7 @@ from osaurus.runtime.live import LiveSettings
 from osaurus.runtime.model import LoadedModel
 from osaurus.runtime.pool import ModelRuntime
 from osaurus.types.chat import ChatRequest
+from osaurus.types.embeddings import EmbeddingRequest, Embeddings
 from osaurus.types.engine import GenerationRequest
 
 BUDGET_NOT_ENFORCED = (
@@ -70,6 +72,7 @@ class ChatEngine:
         try:
             model = held.model
             model.admit()
+            refuse_embedder(model)
             params = effective_sampling(request.sampling, model.sampling_defaults, users)
             prompt, checker = await self._threads.run(model.model_id, self._prepare, model, request)
             num_tokens = len(prompt.token_ids)
@@ -116,6 +119,12 @@ class ChatEngine:
         """The whole answer. Raises as `open` does, and what a choice failed with."""
         async with await self.open(request, suppress_progress=True) as stream:
             return await fold(stream)
+
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        """Vectors of texts. Raises as `chat/embeddings.py` says; cancelling it stops the work."""
+        if self.live is not None:
+            await self.live.refresh(self.runtime)
+        return await embed(self.runtime, self._threads, request)
 
     def _prepare(
         self, model: LoadedModel, request: ChatRequest

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from osaurus.runtime.conventions import Conventions
+from osaurus.types.embeddings import Embedder
 from osaurus.types.engine import Engine
 
 
@@ -101,6 +102,7 @@ class LoadedModel:
     stop_texts: tuple[str, ...] = ()
     needs_stable_boundary: bool = False
     admit: Callable[[], object] = _admit_all
+    embedder: Embedder | None = None  #: set for a model that makes vectors and writes no text
     #: Texts of the added tokens that only the template may write: all special ones, and those
     #: that it uses as markup, such as `<think>`. The others stay what they are for the model,
     #: text with a token of its own: some vocabularies hold line breaks and HTML tags that way.
