@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from osaurus.models.registry import FAMILIES
+from osaurus.models.families import FAMILIES
 from transformers_families import MADE, NAMED
 
 ROOT = Path(__file__).parents[1]

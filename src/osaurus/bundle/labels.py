@@ -45,15 +45,43 @@ def safetensors_label(config: Mapping[str, Any], plan: WeightPlan | None = None)
     return _DTYPES.get(str(dtype), str(dtype).upper() if dtype else "")
 
 
-def _declared_quantization(config: Mapping[str, Any]) -> str | None:
+def is_mlx(config: Mapping[str, Any]) -> bool:
+    """Whether weights are quantized as MLX does it, which names no method."""
+    entry = _quantization_entry(config)
+    return entry is not None and entry.get("quant_method") in (None, "mlx")
+
+
+def _quantization_entry(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     # MLX writes both keys with the same content; `quant_method` tells the others apart.
-    entry = config.get("quantization_config") or config.get("quantization")
-    if not isinstance(entry, Mapping):
+    nested = config.get("text_config")
+    for place in (config, nested if isinstance(nested, Mapping) else {}):
+        entry = place.get("quantization_config") or place.get("quantization")
+        if isinstance(entry, Mapping):
+            return entry
+    return None
+
+
+def _declared_quantization(config: Mapping[str, Any]) -> str | None:
+    entry = _quantization_entry(config)
+    if entry is None:
         return None
     method, bits = entry.get("quant_method"), entry.get("bits")
     mode = entry.get("mode")
     if isinstance(mode, str) and mode != "affine":
         return mode.upper()
+    if method == "compressed-tensors":
+        return _compressed_label(entry)
+    if isinstance(algorithm := entry.get("quant_algo"), str):
+        return algorithm
     if isinstance(bits, int):
         return f"{bits}-bit {method}" if isinstance(method, str) else f"{bits}-bit"
     return str(method) if method else None
+
+
+def _compressed_label(entry: Mapping[str, Any]) -> str:
+    """`4-bit compressed-tensors`, bits those of the first group of modules."""
+    groups = entry.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+    weights = first.get("weights") if isinstance(first, Mapping) else None
+    bits = weights.get("num_bits") if isinstance(weights, Mapping) else None
+    return f"{bits}-bit compressed-tensors" if isinstance(bits, int) else "compressed-tensors"

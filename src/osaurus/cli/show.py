@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ from cyclopts import Parameter
 
 from osaurus.bundle.bundle import Bundle, open_bundle
 from osaurus.bundle.hub import find_model
+from osaurus.bundle.labels import is_mlx
 from osaurus.chat.probes import traits_of
 from osaurus.chat.profiles import profile_of
 from osaurus.chat.prompt import WORDED_FORMAT
@@ -18,7 +20,9 @@ from osaurus.cli.list import listing_json
 from osaurus.cli.options import Json
 from osaurus.cli.terminal import human_bytes
 from osaurus.errors import TemplateError, UnsupportedBundle
+from osaurus.models.families import FAMILIES
 from osaurus.runtime.conventions import read_conventions
+from osaurus.runtime.geometry import LayerShape, layer_runs, read_geometry, topology_text
 from osaurus.runtime.preview import memory_plan
 
 #: Published config names worth a line, in the order shown.
@@ -58,7 +62,10 @@ def show(
         return
     facts: dict[str, Any] = {
         **listing_json(listing),
+        "is_mlx": is_mlx(bundle.config),
         "architecture": ", ".join(bundle.config.get("architectures") or ()) or None,
+        "route": _route(bundle.config),
+        "topology": _topology(bundle.config),
         "config": {key: bundle.config[key] for key in _CONFIG_KEYS if key in bundle.config},
         "chat_templates": sorted(bundle.chat_templates),
         **_conventions(bundle),
@@ -67,6 +74,51 @@ def show(
         "fingerprint": bundle.fingerprint,
     }
     print(json.dumps(facts, indent=2, default=str) if as_json else _text(facts))
+
+
+def _route(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Who computes it: a family here, or transformers, which alone knows whether it can."""
+    model_type = str(config.get("model_type", ""))
+    if family := FAMILIES.get(model_type):
+        return {"name": "native", "by": f"models/{family}.py", "problem": None}
+    from osaurus.models.transformers_route import class_name
+
+    try:
+        return {"name": "transformers", "by": class_name(config), "problem": None}
+    except UnsupportedBundle as error:
+        return {"name": None, "by": None, "problem": error.message}
+
+
+def _topology(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What each layer remembers, layers alike one after another counted."""
+    geometry = read_geometry(config)
+    return [
+        {
+            "layers": count,
+            "kind": layer.kind,
+            "window": layer.window,
+            "kv_items_per_token": layer.row_items,
+            "state_items": layer.state_items,
+        }
+        for count, layer in layer_runs(geometry.layers if geometry else ())
+    ]
+
+
+def _topology_text(runs: list[dict[str, Any]]) -> str | None:
+    layers = [
+        LayerShape(kind=run["kind"], window=run["window"])
+        for run in runs
+        for _ in range(run["layers"])
+    ]
+    return topology_text(layers) or None
+
+
+def _route_text(route: dict[str, Any]) -> str:
+    return f"{route['name']} ({route['by']})" if route["name"] else f"none: {route['problem']}"
+
+
+def _format_text(facts: dict[str, Any]) -> str:
+    return "safetensors, MLX" if facts["is_mlx"] else facts["format"]
 
 
 def _conventions(bundle: Bundle) -> dict[str, Any]:
@@ -144,9 +196,11 @@ def _text(facts: dict[str, Any]) -> str:
         "model": facts["id"],
         "alias": facts["alias"],
         "path": facts["path"],
-        "format": facts["format"],
+        "format": _format_text(facts),
+        "architecture": facts["architecture"] or facts["family"],
         "family": facts["family"],
-        "architecture": facts["architecture"],
+        "route": _route_text(facts["route"]),
+        "topology": _topology_text(facts["topology"]),
         "size": human_bytes(facts["size_bytes"]),
         "quantization": facts["quantization"],
         "context": facts["context"],

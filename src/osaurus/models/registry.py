@@ -1,4 +1,4 @@
-"""Which file serves which `model_type`. A new family is one file and one line here."""
+"""From a bundle to its network: a family's own or transformers'."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from osaurus.errors import BundleError
 from osaurus.kernels.openmp import release_team
 from osaurus.models.base import Model
+from osaurus.models.families import FAMILIES
 from osaurus.models.loading import ComputeMode, ShapeLoader, WeightLoader
 from osaurus.quant.schemes import read_schemes
 from osaurus.types.weights import QuantizeOnLoad
@@ -17,36 +18,6 @@ from osaurus.types.weights import QuantizeOnLoad
 if TYPE_CHECKING:
     from osaurus.bundle.bundle import Bundle
     from osaurus.bundle.weights import WeightSource
-
-#: model_type -> module of this package that defines `load(config, loader)`.
-FAMILIES = {
-    "llama": "llama",
-    "mistral": "llama",
-    "qwen2": "llama",
-    "qwen3": "llama",
-    "deepseek_v3": "deepseek_v3",
-    "kimi_k2": "deepseek_v3",
-    "gemma3": "gemma3",
-    "gemma3_text": "gemma3",
-    "qwen3_moe": "qwen3_moe",
-    "glm": "glm4",
-    "glm4": "glm4",
-    "glm4_moe": "glm4_moe",
-    "qwen3_next": "qwen3_next",
-    "qwen3_5": "qwen3_next",
-    "qwen3_5_text": "qwen3_next",
-    "qwen3_5_moe": "qwen3_next",
-    "qwen3_5_moe_text": "qwen3_next",
-    "lfm2": "lfm2",
-    "lfm2_moe": "lfm2",
-    "smollm3": "smollm3",
-    "olmo2": "olmo3",
-    "olmo3": "olmo3",
-    "phi3": "phi3",
-    "ernie4_5": "ernie4_5",
-    "cohere2": "cohere2",
-}
-
 
 def load_model(
     bundle: Bundle,

@@ -82,6 +82,11 @@ def build(
         return _served(transformers, NetworkCall(network), common)
 
 
+def class_name(config: Mapping[str, Any]) -> str:
+    """The class that would serve a config. Raises `UnsupportedBundle` where there is none."""
+    return str(_class_of(_import(config), config, has_head=True)[0].__name__)
+
+
 def _served(transformers: Any, call: NetworkCall, common: dict[str, Any]) -> TransformersModel:
     """The first form in which the model says what its own forward says."""
     name = type(call.network).__name__

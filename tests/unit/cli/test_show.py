@@ -1,14 +1,17 @@
-"""Proves `show`: output format, reasoning and thinking profile, each with its source."""
+"""Proves `show`: route, format, quantization, context, topology, tool format, reasoning, memory."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from osaurus.cli.app import run_command_line
-from unit.bundle.made import CHAT, write_folder
+from unit.bundle.made import CHAT, write_folder, write_gguf
 
 TEMPLATES = Path(__file__).parents[2] / "golden" / "templates"
 
@@ -54,3 +57,114 @@ def test_show_reports_a_template_that_is_not_valid(
     path = _bundle(tmp_path / "broken", "llama", "{% if %}")
     assert run_command_line(["show", path]) == 0
     assert "cannot be rendered: the chat template is not valid" in capsys.readouterr().out
+
+
+def _shown(capsys: pytest.CaptureFixture[str], path: Path) -> dict[str, str]:
+    assert run_command_line(["show", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    width = next(n for n in range(5, 60) if all(line[n - 2 : n] == "  " for line in lines))
+    return {line[:width].strip(): line[width:] for line in lines}
+
+
+_GEMMA = {
+    "model_type": "gemma3_text",
+    "architectures": ["Gemma3ForCausalLM"],
+    "num_hidden_layers": 8,
+    "sliding_window": 128,
+    "head_dim": 16,
+    "num_key_value_heads": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (
+            _GEMMA,
+            {
+                "architecture": "Gemma3ForCausalLM",
+                "route": "native (models/gemma3.py)",
+                "format": "safetensors",
+                "topology": "5 x sliding_window 128, full_attention, 2 x sliding_window 128",
+                "context": "256",
+            },
+        ),
+        (
+            {"quantization": {"bits": 4, "group_size": 64}},
+            {"format": "safetensors, MLX", "quantization": "4-bit", "topology": "full_attention"},
+        ),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 8, "group_size": 64}},
+            {"format": "safetensors", "quantization": "8-bit gptq"},
+        ),
+        (
+            {
+                "model_type": "qwen3_5",
+                "text_config": {
+                    "num_hidden_layers": 4,
+                    "linear_num_value_heads": 4,
+                    "quantization": {"bits": 8, "group_size": 32, "mode": "mxfp8"},
+                },
+            },
+            {
+                "quantization": "MXFP8",
+                "topology": "3 x gated_delta, full_attention",
+                "route": "native (models/qwen3_next.py)",
+            },
+        ),
+        (
+            {"model_type": "gpt_neox"},
+            {"route": "transformers (GPTNeoXForCausalLM)", "architecture": "gpt_neox"},
+        ),
+    ],
+)
+def test_show_says_what_a_model_is_and_who_computes_it(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    config: dict[str, Any],
+    expected: dict[str, str],
+) -> None:
+    write_folder(tmp_path / "made", config=config)
+    found = _shown(capsys, tmp_path / "made")
+    assert {key: found.get(key) for key in expected} == expected
+    assert "needs about" in found["memory"]
+
+
+def test_show_says_the_same_of_a_gguf(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_gguf(tmp_path / "m-Q8_0.gguf", encoding="Q8_0")
+    found = _shown(capsys, path)
+    assert found["route"] == "native (models/llama.py)"
+    assert (found["format"], found["quantization"]) == ("gguf", "Q8_0")
+    assert (found["context"], found["topology"]) == ("512", "2 x full_attention")
+    assert found["tool calls"].startswith("json")
+
+
+def test_show_says_why_nobody_serves_an_architecture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_folder(tmp_path / "odd", config={"model_type": "gpt9"})
+    assert _shown(capsys, tmp_path / "odd")["route"].startswith(
+        "none: model_type 'gpt9' is not served"
+    )
+
+
+def test_show_refuses_a_broken_bundle_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_folder(tmp_path / "cut")
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[:-9])
+    assert run_command_line(["show", str(folder)]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+    assert "model.safetensors" in shown.err
+
+
+def test_show_of_a_native_model_imports_no_torch(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "made")
+    program = (
+        "import sys; from osaurus.cli.app import run_command_line as run; "
+        f"assert run(['show', {str(folder)!r}]) == 0; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
