@@ -17,9 +17,9 @@ from osaurus.server.apis.openai_wire import (
     MediaReference,
     WireMessage,
     WirePart,
-    WireTool,
     WireToolCall,
 )
+from osaurus.server.apis.shared_fields import offered_tools, sampling_number, stop_strings
 from osaurus.types.chat import (
     ChatRequest,
     MediaPart,
@@ -30,15 +30,9 @@ from osaurus.types.chat import (
     Tool,
     ToolCallRef,
 )
-from osaurus.types.sampling import INTEGER_FIELDS, check_number
 
 MAX_CHOICES = 32
-MAX_STOPS = 16
-MAX_STOP_CHARACTERS = 4096
 MAX_LOGIT_BIASES = 4096
-
-#: Any whole number a sampling field may hold; larger ones are somebody's mistake.
-_LARGEST_INTEGER = 2**63
 
 _NUMBERS = (
     "temperature",
@@ -60,7 +54,7 @@ def to_chat_request(body: ChatCompletionBody, request_id: str) -> ChatRequest:
     _refuse_unsupported(body)
     if not body.messages:
         raise InvalidField("messages", "must hold at least one message")
-    tools = _tools(body.tools or ())
+    tools = offered_tools(body.tools or ())
     needs_call, forced_tool = _tool_choice(body.tool_choice, tools)
     if body.continue_final_message and body.add_generation_prompt:
         raise InvalidField("continue_final_message", "excludes add_generation_prompt")
@@ -127,13 +121,13 @@ def _sampling(body: ChatCompletionBody) -> dict[str, Any]:
     for name in _NUMBERS:
         value = getattr(body, name)
         if value is not None:
-            sampling[name] = _number(name, value)
+            sampling[name] = sampling_number(name, value)
     for label in ("max_completion_tokens", "max_tokens"):  # the last one that is set counts
         value = getattr(body, label)
         if value is not None:
-            sampling["max_tokens"] = _number("max_tokens", value, label)
+            sampling["max_tokens"] = sampling_number("max_tokens", value, label)
     if body.stop is not None:
-        sampling["stop"] = _stops(body.stop)
+        sampling["stop"] = stop_strings(body.stop)
     if body.logit_bias is not None:
         sampling["logit_bias"] = _logit_bias(body.logit_bias)
     if body.stop_token_ids is not None:
@@ -145,32 +139,11 @@ def _sampling(body: ChatCompletionBody) -> dict[str, Any]:
     if body.logprobs:
         sampling["logprobs"] = True
     if body.top_logprobs is not None:
-        top = _number("top_logprobs", body.top_logprobs)
+        top = sampling_number("top_logprobs", body.top_logprobs)
         if top and not body.logprobs:
             raise InvalidField("top_logprobs", "needs logprobs to be true")
         sampling["top_logprobs"] = top
     return sampling
-
-
-def _number(name: str, value: Any, label: str | None = None) -> float:
-    if isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
-        # Also keeps numbers too large for a float away from the arithmetic below.
-        raise InvalidField(label or name, f"must be at most {_LARGEST_INTEGER} in size")
-    check_number(name, value, label=label)
-    return int(value) if name in INTEGER_FIELDS else float(value)
-
-
-def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    if len(stops) > MAX_STOPS:
-        raise InvalidField("stop", f"may hold at most {MAX_STOPS} strings, got {len(stops)}")
-    for i, text in enumerate(stops):
-        if len(text) > MAX_STOP_CHARACTERS:
-            raise InvalidField(
-                f"stop[{i}]",
-                f"may hold at most {MAX_STOP_CHARACTERS} characters, got {len(text)}",
-            )
-    return tuple(filter(None, stops))
 
 
 def _logit_bias(biases: Mapping[str, Any]) -> dict[int, float]:
@@ -179,7 +152,9 @@ def _logit_bias(biases: Mapping[str, Any]) -> dict[int, float]:
             "logit_bias", f"may hold at most {MAX_LOGIT_BIASES} tokens, got {len(biases)}"
         )
     return {
-        _token_id("logit_bias", token): _number("logit_bias", bias, f"logit_bias.{token[:20]}")
+        _token_id("logit_bias", token): sampling_number(
+            "logit_bias", bias, f"logit_bias.{token[:20]}"
+        )
         for token, bias in biases.items()
     }
 
@@ -255,24 +230,3 @@ def _past_call(call: WireToolCall) -> ToolCallRef:
     if isinstance(arguments, dict):
         arguments = canonical_json(arguments)
     return ToolCallRef(call_id=call.id, name=call.function.name, arguments=arguments or "")
-
-
-def _tools(tools: Sequence[WireTool]) -> tuple[Tool, ...]:
-    known: dict[str, Tool] = {}
-    for i, tool in enumerate(tools):
-        function = tool if tool.function is None else tool.function
-        if tool.type != "function" or function.name is None:
-            raise InvalidField(f"tools[{i}]", "must be a function with its name and parameters")
-        if not function.name:
-            field = "name" if tool.function is None else "function.name"
-            raise InvalidField(f"tools[{i}].{field}", "must not be empty")
-        known.setdefault(
-            function.name,
-            Tool(
-                name=function.name,
-                description=function.description or "",
-                parameters=function.parameters or {},
-                strict=bool(function.strict),
-            ),
-        )
-    return tuple(known.values())
