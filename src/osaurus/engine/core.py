@@ -424,6 +424,9 @@ class BatchEngine:
                 ),
             )
         token = sampled.token_id
+        if sampled.fault is not None:
+            self._fail(request, sampled.fault)
+            return
         if token is None:
             request.poisoned = True
             self.cache.reject_all(request.cached)
@@ -435,7 +438,7 @@ class BatchEngine:
             )
             return
         self.cache.prove(request.cached)
-        if token in request.stop_token_ids:
+        if request.is_end(token):
             self._finish(request, "stop")
             return
         request.generated.append(token)
@@ -443,7 +446,7 @@ class BatchEngine:
         self.stats = self.stats.plus(generated_tokens=1)
         for event in request.output.push(token, sampled.logprob):
             request.mailbox.put(event)
-        if request.output.halted:
+        if request.output.halted or request.is_complete:
             self._finish(request, "stop")
         elif len(request.generated) >= request.max_new_tokens:
             self._finish(request, "length")

@@ -86,6 +86,20 @@ class Request:
         """Tokens that prefill chunks feed: all of the prompt but its last token."""
         return len(self.prompt) - 1
 
+    def is_end(self, token_id: int) -> bool:
+        """Whether a sampled token ends the answer. With a grammar an end token always does: it
+        was allowed because nothing else was."""
+        constraint = self.sampler.constraint
+        return token_id in self.stop_token_ids or (
+            constraint is not None and token_id in constraint.end_token_ids
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        """The answer's grammar is satisfied and nothing can follow."""
+        constraint = self.sampler.constraint
+        return constraint is not None and constraint.is_finished
+
     @property
     def is_active(self) -> bool:
         return self.phase not in (Phase.WAITING, Phase.FINISHED)
@@ -188,6 +202,7 @@ def choices_of(
                     vocab_size,
                     stop_ids,
                     request.make_rule() if request.make_rule else None,
+                    request.make_constraint() if request.make_constraint else None,
                 ),
                 output=request.make_output(),
                 mailbox=box,

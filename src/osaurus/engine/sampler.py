@@ -1,8 +1,8 @@
 """Logits to token ids, one row a request, and nothing shared between rows.
 
-Order: repetition, presence, frequency penalties, logit bias, then temperature, top-k,
-top-p, min-p, then the keyed draw of `kernels.sample`. All in float32. Temperature 0 is the
-largest processed logit, ties to the lowest id.
+Order: repetition, presence, frequency penalties, logit bias, the request's grammar, then
+temperature, top-k, top-p, min-p, then the keyed draw of `kernels.sample`. All in float32.
+Temperature 0 is the largest processed logit, ties to the lowest id.
 
 Letters: L rows, V vocabulary.
 """
@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from osaurus.engine.constraints import Masking, masking_of
 from osaurus.kernels.sample import gumbel_noise
-from osaurus.types.engine import TokenRule
+from osaurus.types.engine import Constraint, TokenRule
 from osaurus.types.events import TokenLogprob
 from osaurus.types.sampling import SamplingParams
 
@@ -30,10 +31,12 @@ NUCLEUS_FIRST_LOOK = 512
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A row's outcome. `token_id` is None when the row held a NaN or an infinity."""
+    """A row's outcome. `token_id` is None when the row held a NaN or an infinity, or when its
+    grammar failed, which `fault` tells."""
 
     token_id: int | None
     logprob: TokenLogprob | None = None
+    fault: Exception | None = None
 
 
 class TokenSampler:
@@ -47,16 +50,18 @@ class TokenSampler:
         vocab_size: int,
         stop_token_ids: frozenset[int],
         rule: TokenRule | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
         self.params = params
-        self._rule = rule
+        self.rule = rule
+        self.constraint = constraint
         self.seed = seed
         self._penalties = _Penalties(params, prompt, vocab_size) if params.has_penalties else None
         bias = {t: b for t, b in params.logit_bias.items() if 0 <= t < vocab_size}
         self._bias_ids = torch.tensor(list(bias), dtype=torch.int64)
         self._bias = torch.tensor(list(bias.values()), dtype=torch.float32)
-        held_back = sorted(t for t in stop_token_ids if 0 <= t < vocab_size)
-        self._held_back = torch.tensor(held_back, dtype=torch.int64)
+        self.stop_token_ids = frozenset(t for t in stop_token_ids if 0 <= t < vocab_size)
+        self._held_back = torch.tensor(sorted(self.stop_token_ids), dtype=torch.int64)
 
     @property
     def _is_greedy(self) -> bool:
@@ -64,51 +69,57 @@ class TokenSampler:
 
     @property
     def is_plain_greedy(self) -> bool:
+        """The largest logit, of those that a grammar allows."""
         return (
             self._is_greedy
             and self._penalties is None
-            and self._rule is None
+            and (self.rule is None or self.constraint is not None)
             and self._bias.numel() == 0
             and not self.params.logprobs
-            and self.params.min_tokens == 0
+            and (self.params.min_tokens == 0 or self.constraint is not None)
         )
 
     def commit(self, token_id: int) -> None:
         """A token became part of the answer."""
         if self._penalties is not None:
             self._penalties.commit(token_id)
-        if self._rule is not None:
-            self._rule.observe(token_id)
+        if self.rule is not None:
+            self.rule.observe(token_id)
+        if self.constraint is not None:
+            self.constraint.commit(token_id)
 
     def process(self, row: Tensor, num_generated: int) -> Tensor:
-        """Penalties, bias, the ban on ending too early, then the request's own rule.
+        """Penalties, bias, the ban on ending too early, then the request's own rule. With a
+        grammar the latter two are in its mask, which comes after.
 
         row: [V] float32, not mutated.
         """
-        return self._apply_rule(self._adjust(row, num_generated))
+        if self.constraint is not None:
+            return self._adjust(row, ends_are_banned=False)
+        banned = num_generated < self.params.min_tokens and self._held_back.numel() > 0
+        return self._apply_rule(self._adjust(row, ends_are_banned=banned))
 
     def _apply_rule(self, row: Tensor) -> Tensor:
-        forced = self._rule.forced if self._rule is not None else None
+        forced = self.rule.forced if self.rule is not None else None
         if forced is not None:
             only = torch.full_like(row, float("-inf"))
             only[forced] = 0.0
             return only
-        if self._rule is None or not self._rule.banned:
+        if self.rule is None or not self.rule.banned:
             return row
         return row.index_fill(
-            0, torch.tensor(sorted(self._rule.banned), device=row.device), float("-inf")
+            0, torch.tensor(sorted(self.rule.banned), device=row.device), float("-inf")
         )
 
-    def _adjust(self, row: Tensor, num_generated: int) -> Tensor:
-        banned = num_generated < self.params.min_tokens and self._held_back.numel() > 0
-        if self._penalties is None and self._bias.numel() == 0 and not banned:
+    def _adjust(self, row: Tensor, *, ends_are_banned: bool) -> Tensor:
+        if self._penalties is None and self._bias.numel() == 0 and not ends_are_banned:
             return row
         row = row.clone()
         if self._penalties is not None:
             self._penalties.apply(row)
         if self._bias.numel():
             row.index_add_(0, self._bias_ids.to(row.device), self._bias.to(row.device))
-        if banned:
+        if ends_are_banned:
             row.index_fill_(0, self._held_back.to(row.device), float("-inf"))
         return row
 
@@ -209,20 +220,34 @@ def sample_rows(
     """One token for every row. logits: [L, V] float32; row i belongs to samplers[i] and
     chooses the token at positions[i] after num_generated[i] others."""
     finite = torch.isfinite(logits.sum(dim=-1)).tolist()
-    if all(sampler.is_plain_greedy for sampler in samplers):
-        best = logits.argmax(dim=-1).tolist()
-        return [Sampled(token if fine else None) for token, fine in zip(best, finite, strict=True)]
+    masking = masking_of(logits, samplers, num_generated)
+    plain = [i for i, sampler in enumerate(samplers) if sampler.is_plain_greedy]
+    best = _largest(logits, masking, plain)
     outcome: list[Sampled] = []
     for i, sampler in enumerate(samplers):
-        if not finite[i]:
-            outcome.append(Sampled(None))
+        fault = masking.faults.get(i)
+        if fault is not None or not finite[i]:
+            outcome.append(Sampled(None, fault=fault))
             continue
-        token = sampler.draw(sampler.process(logits[i], num_generated[i]), positions[i])
+        if i in best:
+            outcome.append(Sampled(best[i]))
+            continue
+        row = masking.apply(i, sampler.process(logits[i], num_generated[i]))
+        token = sampler.draw(row, positions[i])
         logprob = None
         if sampler.params.logprobs:
             logprob = _logprob(logits[i], token, sampler.params.top_logprobs, token_bytes)
         outcome.append(Sampled(token, logprob))
     return outcome
+
+
+def _largest(logits: Tensor, masking: Masking, plain: Sequence[int]) -> dict[int, int]:
+    """The best token of each plain greedy row, all of them in one go."""
+    if not plain:
+        return {}
+    rows = logits if len(plain) == logits.shape[0] else logits[list(plain)]
+    best = masking.apply_all(plain, rows).argmax(dim=-1).tolist()
+    return dict(zip(plain, best, strict=True))
 
 
 def _logprob(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from osaurus.types.cache import CacheConfig, CacheHints, CacheStats
 from osaurus.types.events import Event, TokenLogprob
@@ -57,6 +57,40 @@ class TokenRule(Protocol):
         ...
 
 
+class Constraint(Protocol):
+    """A grammar that one choice has to keep to. Runs on the engine's thread; one instance a
+    choice. Its mask has the last word: what it forbids no bias, ban or budget brings back.
+
+    Masks are int32 arrays with a bit a token, the lowest first; a token past the last word is
+    forbidden. `end_token_ids` end an answer, and a mask holds them where the grammar accepts.
+    """
+
+    end_token_ids: frozenset[int]
+
+    @property
+    def is_finished(self) -> bool:
+        """The answer is whole and nothing can follow."""
+        ...
+
+    @property
+    def is_accepting(self) -> bool:
+        """The answer so far is whole."""
+        ...
+
+    def masks(self, drafts: Sequence[int]) -> Any:
+        """[k + 1, V / 32] for k drafts: what may come next, and behind each draft. All zeros
+        behind a draft that is forbidden. Leaves the state as it was."""
+        ...
+
+    def commit(self, token_id: int) -> None:
+        """A token became part of the answer."""
+        ...
+
+    def rollback(self, count: int) -> None:
+        """Take back the last `count` committed tokens."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """What an engine needs to serve one prompt.
@@ -64,7 +98,8 @@ class GenerationRequest:
     `token_ids` is the whole prompt (non-empty). `make_output` builds one pipeline a choice.
     Choice `i` of `n` samples with `seed + i`. `stop_token_ids` are the bundle's end tokens;
     those of `params` are added. `make_rule`, called once a choice in order, may restrict
-    its tokens.
+    its tokens. `make_constraint`, called likewise, gives the grammar of a choice: the answer
+    ends where nothing can follow, and ending tokens count only where the grammar accepts.
     """
 
     request_id: str
@@ -74,6 +109,7 @@ class GenerationRequest:
     stop_token_ids: frozenset[int] = frozenset()
     n: int = 1
     make_rule: Callable[[], TokenRule | None] | None = None
+    make_constraint: Callable[[], Constraint | None] | None = None
     cache: CacheHints = field(default_factory=CacheHints)
 
 

@@ -1,0 +1,150 @@
+"""The grammars of a step's rows: their masks, and what else may forbid a token under one.
+
+Bans that work on tokens (`min_tokens`, a thinking budget) count only as far as they leave
+something that the grammar allows: a grammar ends when it must. Rows without a grammar are not
+touched, and no row's mask depends on another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from osaurus.grammar.matcher import compute_masks
+from osaurus.kernels.token_mask import allowed_tokens
+from osaurus.types.engine import Constraint, TokenRule
+from osaurus.types.sampling import SamplingParams
+
+Row = NDArray[np.int32]
+
+
+class Constrained(Protocol):
+    """What of a sampler counts here."""
+
+    params: SamplingParams
+    rule: TokenRule | None
+    constraint: Constraint | None
+    stop_token_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Masking:
+    """`allowed` [C, V] has a row for each constrained row of a step, `places` says which;
+    `faults` are the rows whose grammar failed."""
+
+    allowed: Tensor | None = None
+    places: Mapping[int, int] = field(default_factory=dict)
+    faults: Mapping[int, Exception] = field(default_factory=dict)
+
+    def apply(self, index: int, row: Tensor) -> Tensor:
+        """Row [V] of the step's row `index`, with what is forbidden at minus infinity."""
+        place = self.places.get(index)
+        if place is None or self.allowed is None:
+            return row
+        return row.masked_fill(~self.allowed[place], float("-inf"))
+
+    def apply_all(self, indices: Sequence[int], rows: Tensor) -> Tensor:
+        """The same for rows [len(indices), V] of the step."""
+        if self.allowed is None:
+            return rows
+        here = [n for n, index in enumerate(indices) if index in self.places]
+        allowed = self.allowed[[self.places[indices[n]] for n in here]]
+        if len(here) == len(indices):
+            return rows.masked_fill(~allowed, float("-inf"))
+        rows = rows.clone()
+        rows[here] = rows[here].masked_fill(~allowed, float("-inf"))
+        return rows
+
+
+NO_MASKING = Masking()
+
+
+def masking_of(
+    logits: Tensor, samplers: Sequence[Constrained], num_generated: Sequence[int]
+) -> Masking:
+    """What the grammars of these rows of logits [L, V] forbid."""
+    constrained = [
+        (i, sampler, sampler.constraint)
+        for i, sampler in enumerate(samplers)
+        if sampler.constraint is not None
+    ]
+    if not constrained:
+        return NO_MASKING
+    masks = compute_masks([constraint for _, _, constraint in constrained])
+    rows: list[Row] = []
+    places: dict[int, int] = {}
+    faults: dict[int, Exception] = {}
+    vocab_size = logits.shape[-1]
+    for (i, sampler, constraint), mask in zip(constrained, masks, strict=True):
+        if isinstance(mask, Exception):
+            faults[i] = mask
+            continue
+        row = _within(mask, vocab_size)
+        if not row.any():
+            faults[i] = ValueError("the grammar allows no token that this model has")
+            continue
+        places[i] = len(rows)
+        rows.append(_narrowed(row, sampler, constraint, num_generated[i]))
+    if not rows:
+        return Masking(faults=faults)
+    width = max(row.size for row in rows)
+    packed = np.zeros((len(rows), width), dtype=np.int32)
+    for row, target in zip(rows, packed, strict=True):
+        target[: row.size] = row
+    return Masking(allowed_tokens(packed, vocab_size, logits.device), places, faults)
+
+
+def _within(mask: Row, vocab_size: int) -> Row:
+    """The mask without tokens that the model has no logits for."""
+    if mask.size * 32 <= vocab_size:
+        return mask
+    mask = mask[: (vocab_size + 31) // 32].copy()
+    if left := vocab_size % 32:
+        mask[-1] &= np.int32((1 << left) - 1)
+    return mask
+
+
+def _narrowed(mask: Row, sampler: Constrained, constraint: Constraint, num_generated: int) -> Row:
+    ends, params, rule = constraint.end_token_ids, sampler.params, sampler.rule
+    # Tokens that end the answer only for this request count as its end tokens do.
+    own_stops = sampler.stop_token_ids - ends
+    if own_stops and not constraint.is_accepting:
+        mask = _without(mask, own_stops)
+    if params.ignore_eos:
+        mask = _without(mask, ends)
+    if num_generated < params.min_tokens:
+        mask = _without(mask, sampler.stop_token_ids)
+    if rule is not None:
+        mask = _without(mask, rule.banned)
+        if (forced := rule.forced) is not None and _holds(mask, forced):
+            mask = np.zeros_like(mask)
+            _set(mask, forced, to=True)
+    return mask
+
+
+def _without(mask: Row, token_ids: Iterable[int]) -> Row:
+    """`mask` less these tokens; the mask as it is where nothing would be left."""
+    banned = [token for token in token_ids if _holds(mask, token)]
+    if not banned:
+        return mask
+    narrowed = mask.copy()
+    for token in banned:
+        _set(narrowed, token, to=False)
+    return narrowed if narrowed.any() else mask
+
+
+def _holds(mask: Row, token_id: int) -> bool:
+    word = token_id >> 5
+    return 0 <= word < mask.size and bool((int(mask[word]) >> (token_id & 31)) & 1)
+
+
+def _set(mask: Row, token_id: int, *, to: bool) -> None:
+    bits = mask.view(np.uint32)
+    flag = np.uint32(1 << (token_id & 31))
+    word = token_id >> 5
+    bits[word] = bits[word] | flag if to else bits[word] & ~flag
