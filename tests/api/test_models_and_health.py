@@ -11,6 +11,7 @@ import pytest
 
 from api.conftest import Running, Start
 from api.scripted_engine import ScriptedEngine, ScriptedSource
+from osaurus.server.logs import JsonLines, TextLines
 from osaurus.server.serve import ServerConfig
 
 HI = [{"role": "user", "content": "hi"}]
@@ -58,6 +59,8 @@ def test_a_route_answers_under_all_its_prefixes(running: Running, path: str) -> 
 def test_unknown_paths_and_methods_have_an_error_body(running: Running) -> None:
     response = httpx2.post(f"{running.url}/v1/messages/no_such_thing", json={})
     assert response.status_code == 404
+    assert response.json()["error"]["type"] == "not_found_error"
+    response = httpx2.post(f"{running.url}/v1/no_such_thing", json={})
     assert response.json()["error"]["code"] == "unknown_path"
     response = httpx2.get(f"{running.url}/v1/chat/completions")
     assert response.status_code == 405
@@ -105,7 +108,8 @@ def test_each_request_is_one_log_line_without_its_text(
         assert fact in lines[0]
         assert fact in lines[1]
     assert " 400 in" in lines[2]
-    ours = [r.getMessage() for r in caplog.records if r.name.startswith("osaurus")]
+    records = [r for r in caplog.records if r.name.startswith("osaurus")]
+    ours = [form.format(record) for record in records for form in (TextLines(), JsonLines())]
     assert not any("private" in message or "Hello" in message for message in ours)
 
 
@@ -113,7 +117,8 @@ def _request_lines(caplog: pytest.LogCaptureFixture, count: int) -> list[str]:
     """A request's line is written when its last byte is out, so the client may be first."""
     pause = threading.Event()
     for _ in range(400):
-        lines = [r.getMessage() for r in caplog.records if r.name == "osaurus.server.requests"]
+        records = [r for r in caplog.records if r.name == "osaurus.server.requests"]
+        lines = [TextLines().format(record) for record in records]
         if len(lines) >= count:
             break
         pause.wait(0.005)

@@ -17,8 +17,9 @@ from api.scripted_engine import Hold, Say, ScriptedEngine, ScriptedSource, Step
 from osaurus.errors import ModelNotFound
 from osaurus.runtime.live import LiveSettings
 from osaurus.runtime.load import BundleSource, LoadOptions
-from osaurus.server import peers
+from osaurus.server import auth
 from osaurus.server.serve import ServerConfig, running_server
+from osaurus.settings.keys import seal
 from osaurus.settings.load import Flag
 from osaurus.settings.schema import BY_KEY, SETTINGS
 from osaurus.settings.store import SettingsStore
@@ -51,8 +52,11 @@ class Served:
         )
         return self.source.engines["m"].requests[-1]
 
-    def call(self, method: str, path: str = "runtime-settings", body: Any = None) -> Any:
-        response = httpx2.request(method, f"{self.running.url}/admin/{path}", json=body)
+    def call(
+        self, method: str, path: str = "runtime-settings", body: Any = None, **more: Any
+    ) -> Any:
+        url = f"{self.running.url}/admin/{path}"
+        response = httpx2.request(method, url, json=body, **more)
         return response.status_code, response.json()
 
 
@@ -213,7 +217,7 @@ def test_a_document_that_is_put_is_kept_and_counts(served: Served) -> None:
     assert set(body["effects"]["changed"]) == {"generation.topK", "cache.pagedKV.blockSize"}
     saved = json.loads(served.path.read_text())
     assert saved["mine"] == {"x": 1}
-    assert saved["network"]["apiKey"] == "sesame"
+    assert saved["network"]["apiKey"] == seal("sesame")
     assert served.ask().params.top_k == 9
 
 
@@ -340,7 +344,7 @@ def test_a_real_load_tells_its_plan_and_a_later_manifest_is_a_400(tmp_path: Path
 
 
 def test_strangers_see_and_change_nothing(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "is_loopback", lambda host: False)
+    monkeypatch.setattr(auth, "is_loopback", lambda host: False)
     for method, path in (
         ("GET", "runtime-settings"),
         ("PUT", "runtime-settings"),
@@ -348,7 +352,19 @@ def test_strangers_see_and_change_nothing(served: Served, monkeypatch: pytest.Mo
         ("POST", "runtime-overrides"),
         ("DELETE", "runtime-overrides/x"),
     ):
-        assert served.call(method, path, {"settings": {}})[0] == 403
+        assert served.call(method, path, {"settings": {}})[0] == 401
+
+
+def test_a_key_and_whom_to_trust_count_from_the_next_request_on(served: Served) -> None:
+    assert served.call("GET")[0] == 200
+    served.write(network={"apiKey": "sesame", "trustLoopback": False})
+    assert served.call("GET")[0] == 401
+    assert served.call("GET", headers={"authorization": "Bearer sesame"})[0] == 200
+    assert "sesame" not in served.path.read_text()
+    served.write(network={"apiKey": "other", "trustLoopback": False})
+    assert served.call("GET", headers={"authorization": "Bearer sesame"})[0] == 401
+    served.write(network={"trustLoopback": True})
+    assert served.call("GET")[0] == 200
 
 
 def test_a_server_without_a_file_says_so(running: Running) -> None:

@@ -39,6 +39,7 @@ VERBS = (
     Verb("show", "osaurus.cli.show:show", "Show what is known of one model."),
     Verb("pull", "osaurus.cli.pull:pull", "Download a model."),
     Verb("config", "osaurus.cli.config:config", "Show and change the settings."),
+    Verb("keys", "osaurus.cli.keys:keys", "Make and revoke the keys that open the server."),
     Verb("cache", "osaurus.cli.cache:cache", "Look after the prompts that are kept on disk."),
     Verb("bench", "osaurus.cli.bench:bench", "Measure prefill, decode and time to first token."),
     Verb("doctor", "osaurus.cli.doctor:doctor", "Say what this machine has and what is missing."),

@@ -6,13 +6,14 @@ One line on stdout when requests are accepted; the log, one line a request, on s
 from __future__ import annotations
 
 import logging
-import sys
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from osaurus.cli.options import KvCacheDir, KvMode, NoDiskCache, Quantize, cache_flags, flag
 from osaurus.cli.terminal import say
+from osaurus.server.logs import set_up_logging
+from osaurus.settings.paths import api_keys
 from osaurus.settings.store import SettingsStore
 from osaurus.types.cache import MemoryProfile as MemoryMode
 
@@ -37,6 +38,7 @@ def serve(
     kv_mode: KvMode = None,
     keep_attribution_line: Annotated[bool | None, Parameter(show_default=False)] = None,
     log_level: Literal["trace", "debug", "info", "warning", "error"] | None = None,
+    log_format: Literal["text", "json"] | None = None,
 ) -> None:
     """Serve models to other programs over HTTP.
 
@@ -52,7 +54,7 @@ def serve(
     port
         Port, 0 for any free one.
     expose
-        Allow an address that other machines can reach.
+        Allow an address that other machines can reach while no key guards this server.
     cors_origin
         A web origin that may call this server; may be repeated.
     allow_host
@@ -71,6 +73,8 @@ def serve(
         Leave the billing line that coding agents put before their system message in the prompt.
     log_level
         Least severe messages shown.
+    log_format
+        json writes one object a line.
     """
     flags = cache_flags(kv_cache_dir, no_disk_cache, kv_mode)
     for key, value in (
@@ -80,6 +84,7 @@ def serve(
         ("network.corsOrigins", cors_origin or None),
         ("network.allowedHosts", allow_host or None),
         ("network.logLevel", log_level),
+        ("network.logFormat", log_format),
         ("concurrency.maxConcurrentSequences", max_concurrent),
         ("performance.maxContextTokens", max_context),
         ("performance.computeMode", compute_mode),
@@ -91,12 +96,7 @@ def serve(
         flags |= flag(key, value)
     store = SettingsStore(flags=flags)
     settings = store.load()
-    level = str(settings["network.logLevel"]).upper()
-    logging.basicConfig(
-        level="DEBUG" if level == "TRACE" else level,
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(message)s",
-    )
+    set_up_logging(settings["network.logLevel"], settings["network.logFormat"])
     for notice in settings.notices:
         logging.getLogger(__name__).warning("%s", notice)
     # Imports starlette; a mistake in a flag has been reported by now.
@@ -115,6 +115,7 @@ def serve(
         allowed_hosts=settings["network.allowedHosts"],
         cors_origins=settings["network.corsOrigins"],
         preload=model,
+        keys_file=api_keys().path,
         live=LiveSettings(store, source, default_model=model),
     )
     run_server(source, config, on_ready=_announce)

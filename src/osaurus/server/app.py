@@ -1,7 +1,7 @@
 """The ASGI application: what every request passes, and the one table of routes.
 
-    exchange (id, log line) -> header limits -> Host and Origin -> body limit -> path spelling
-    -> route -> handler;   every error, wherever it was raised, -> `errors.py`
+    exchange (id, log line) -> header limits -> Host and Origin -> declared body length -> key
+    -> path spelling -> route -> handler;   every error, wherever it was raised, -> `errors.py`
 
 Handlers raise; only this file turns an exception into a response.
 """
@@ -25,12 +25,14 @@ from osaurus.server.apis.admin_models import ModelAdmin
 from osaurus.server.apis.admin_settings import SettingsAdmin
 from osaurus.server.apis.models import ModelCatalog
 from osaurus.server.apis.openai_chat import OpenAIChat
+from osaurus.server.auth import KeyGuard
 from osaurus.server.errors import RequestRefused, error_response
 from osaurus.server.exchange import Exchange
 from osaurus.server.health import Health, Readiness
 from osaurus.server.limits import Admission, bounded_body, check_headers
 from osaurus.server.origins import OriginPolicy, preflight_headers
 from osaurus.server.paths import protocol_of, rewrite
+from osaurus.server.slow_clients import impatient_send, patient_body
 from osaurus.server.sse import PING_INTERVAL_S
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,7 @@ class AppConfig:
     and a few, of the batch size that holds now."""
 
     origins: OriginPolicy = field(default_factory=lambda: OriginPolicy(bound_host="127.0.0.1"))
+    guard: KeyGuard = field(default_factory=KeyGuard)
     max_body_bytes: int = 32 * 1024 * 1024
     inference_limit: int | None = None
     ping_interval_s: float = PING_INTERVAL_S
@@ -51,7 +54,10 @@ class AppConfig:
 
 def build_app(chat: ChatEngine, config: AppConfig, readiness: Readiness | None = None) -> App:
     """Paths are normal ones (`paths.py`): every route also answers under its prefixes."""
-    admission = Admission(lambda: config.inference_limit or 8 * chat.runtime.capacity + 4)
+    admission = Admission(
+        lambda: config.inference_limit or 8 * chat.runtime.capacity + 4,
+        per_minute=lambda: None if chat.live is None else chat.live.requests_per_minute,
+    )
     health = Health(chat.runtime, admission, readiness or Readiness())
     residents = ModelAdmin(chat.runtime)
     openai = OpenAIChat(chat, admission, ping_interval_s=config.ping_interval_s)
@@ -86,7 +92,7 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"this application speaks HTTP only, got {scope['type']!r}")
-        exchange = Exchange(scope, send)
+        exchange = Exchange(scope, impatient_send(send))
         scope["app"] = self  # makes the router raise what it would answer by itself
         try:
             await self._serve(scope, receive, exchange)
@@ -113,7 +119,8 @@ class App:
             exchange.headers += preflight
             await Response(status_code=204)(scope, receive, exchange.send)
             return
-        receive = bounded_body(scope, receive, self._config.max_body_bytes)
+        receive = bounded_body(scope, patient_body(receive), self._config.max_body_bytes)
+        self._config.guard.admit(scope)
         rewrite(scope)
         if scope["method"] == "HEAD" and self._knows(scope):
             await Response(status_code=204)(scope, receive, exchange.send)

@@ -28,10 +28,13 @@ from osaurus.errors import (
     InvalidMaxBatchSize,
     LimitError,
     ModelNotFound,
+    ModelNotLoaded,
     NoChatTemplate,
     OsaurusError,
     PayloadTooLarge,
+    RateLimited,
     RequestFailed,
+    RequestTimedOut,
     ServerOverloaded,
     TemplateError,
     ToolChoiceUnsatisfied,
@@ -83,9 +86,12 @@ _KINDS: Mapping[str, Kind] = {
     UnsupportedBundle.code: _BAD_REQUEST,
     ModelNotFound.code: _NOT_FOUND,
     AmbiguousModel.code: _NOT_FOUND,
+    ModelNotLoaded.code: _NOT_FOUND,
     "unknown_path": _NOT_FOUND,
     "method_not_allowed": Kind(405, "invalid_request_error", "invalid_request_error"),
     "override_active": Kind(409, "invalid_request_error", "invalid_request_error"),
+    "invalid_api_key": Kind(401, "authentication_error", "authentication_error"),
+    "request_incomplete": Kind(408, "invalid_request_error", "timeout_error"),
     "forbidden_host": _FORBIDDEN,
     "forbidden_origin": _FORBIDDEN,
     "local_only": _FORBIDDEN,
@@ -94,6 +100,8 @@ _KINDS: Mapping[str, Kind] = {
     Cancelled.code: Kind(499, "request_cancelled", "request_cancelled"),
     LimitError.code: _NO_RESOURCES,
     ServerOverloaded.code: Kind(503, "server_overloaded", "overloaded_error"),
+    RateLimited.code: Kind(429, "rate_limit_exceeded", "rate_limit_error"),
+    RequestTimedOut.code: Kind(504, "timeout_error", "timeout_error"),
     InsufficientResources.code: _NO_RESOURCES,
     BundleError.code: _UNAVAILABLE,
     DownloadError.code: _UNAVAILABLE,
@@ -149,7 +157,7 @@ def _param_of(error: OsaurusError) -> str | None:
     match error:
         case InvalidField():
             return error.field
-        case ModelNotFound() | BundleError() | NoChatTemplate():
+        case ModelNotFound() | ModelNotLoaded() | BundleError() | NoChatTemplate():
             return "model"
         case ToolsUnsupported():
             return "tools"

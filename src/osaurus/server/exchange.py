@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.types import Message, Scope, Send
 
+from osaurus.server.logs import FACTS, HEAD, printable
 from osaurus.types.chat import Usage
 from osaurus.types.events import Info, PrefillProgress, RuntimeEvent
 
@@ -70,15 +71,15 @@ class Exchange:
             self.facts["tok_per_s"] = round(rate, 1)
 
     def log(self) -> None:
-        facts = "".join(f" {name}={value}" for name, value in self.facts.items())
+        head = {
+            "method": self._method,
+            "path": printable(self._path[:200]),
+            "status": self.status if self.status is not None else "-",
+            "ms": self._elapsed_ms(),
+        }
+        facts = {"id": self.request_id, **self.facts}
         logger.info(
-            "%s %s %s in %d ms id=%s%s",
-            self._method,
-            self._path[:200],
-            self.status if self.status is not None else "-",
-            self._elapsed_ms(),
-            self.request_id,
-            facts,
+            "%(method)s %(path)s %(status)s in %(ms)d ms", head, extra={HEAD: head, FACTS: facts}
         )
 
     def _elapsed_ms(self) -> int:

@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from osaurus.runtime.pool import ModelRuntime, ResidentModel
+from osaurus.server.auth import caller_of
 from osaurus.server.limits import Admission
-from osaurus.server.peers import is_local
 
 
 class Readiness:
@@ -46,7 +46,7 @@ class Health:
             "status": "healthy",
             "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
-        if is_local(request):
+        if caller_of(request) == "owner":
             body |= self._details()
         return Response(msgspec.json.encode(body), media_type="application/json")
 

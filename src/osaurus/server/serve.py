@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import uvicorn
 
@@ -26,12 +27,15 @@ from osaurus.runtime.live import LiveSettings
 from osaurus.runtime.model import ModelSource
 from osaurus.runtime.pool import ModelRuntime
 from osaurus.server.app import AppConfig, build_app
+from osaurus.server.auth import KeyGuard
 from osaurus.server.health import Readiness
 from osaurus.server.limits import MAX_HEADER_BYTES
 from osaurus.server.origins import OriginPolicy, is_loopback
+from osaurus.server.slow_clients import DeadlineProtocol
 from osaurus.server.sse import PING_INTERVAL_S
 from osaurus.server.supervisor import notify
-from osaurus.types.runtime import RuntimeSettings
+from osaurus.settings.keys import KeyRing
+from osaurus.types.runtime import ModelUse, RuntimeSettings
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +55,8 @@ class ServerConfig:
     `preload` names a model to load at the start; a failure is reported, not fatal.
     `inference_limit` counts requests that run or wait; None is eight batches and a few.
     `runtime` says how models are kept.
+    `keys_file` holds the hashes of API keys; without `trusts_loopback` programs of this machine
+    need one too.
     `keeps_attribution` leaves coding agents' billing line in the prompt. With `live` settings
     those decide in place of `runtime`, `keeps_attribution` and the source's options, and their
     changes are heeded."""
@@ -65,6 +71,8 @@ class ServerConfig:
     ping_interval_s: float = PING_INTERVAL_S
     drain_s: float = 5.0
     preload: str | None = None
+    keys_file: Path | None = None
+    trusts_loopback: bool = True
     keeps_attribution: bool = False
     runtime: RuntimeSettings = field(default_factory=RuntimeSettings)
     live: LiveSettings | None = None
@@ -75,7 +83,8 @@ class HttpServer:
 
     def __init__(self, source: ModelSource, config: ServerConfig) -> None:
         """Binds the port. Raises `InvalidField` when it is taken or not allowed."""
-        _check_exposure(config)
+        self._guard = _guard(config)
+        _check_exposure(config, self._guard)
         self._source = source
         self._config = config
         self._socket = _bind(config.host, config.port)
@@ -103,6 +112,7 @@ class HttpServer:
                     allowed_hosts=self._config.allowed_hosts,
                     cors_origins=self._config.cors_origins,
                 ),
+                guard=self._guard,
                 max_body_bytes=self._config.max_body_bytes,
                 inference_limit=self._config.inference_limit,
                 ping_interval_s=self._config.ping_interval_s,
@@ -112,6 +122,7 @@ class HttpServer:
         self._uvicorn = _GracefulUvicorn(
             uvicorn.Config(
                 app,
+                http=DeadlineProtocol,
                 log_config=None,
                 log_level="warning",
                 access_log=False,
@@ -135,6 +146,10 @@ class HttpServer:
             preload.cancel()
             await runtime.shut_down()
             chat.close()
+
+    def close(self) -> None:
+        """Give up the port of a server that never ran."""
+        self._socket.close()
 
     def stop(self) -> None:
         """Begin the graceful end."""
@@ -244,7 +259,8 @@ async def _preload(runtime: ModelRuntime, readiness: Readiness, name: str | None
         return
     readiness.is_preloading = True
     try:
-        (await runtime.acquire(name, allow_paths=True)).release()
+        use = ModelUse(by_hand=True)
+        (await runtime.acquire(name, allow_paths=True, use=use)).release()
     except OsaurusError as error:
         logger.warning("the model %r could not be loaded at the start: %s", name, error.message)
     finally:
@@ -267,13 +283,32 @@ def _bind(host: str, port: int) -> socket.socket:
         raise InvalidField("host", f"cannot listen on {host}:{port}: {error}") from error
 
 
-def _check_exposure(config: ServerConfig) -> None:
-    if not is_loopback(config.host) and not config.expose:
+def _guard(config: ServerConfig) -> KeyGuard:
+    keys = KeyRing(config.keys_file) if config.keys_file else None
+    live = config.live
+    if live is None:
+        return KeyGuard(
+            keys=keys, trusts_loopback=lambda: config.trusts_loopback, is_open=config.expose
+        )
+    return KeyGuard(
+        keys=keys,
+        configured=lambda: live.store.snapshot()["network.apiKey"],
+        trusts_loopback=lambda: live.store.snapshot()["network.trustLoopback"],
+        is_open=config.expose,
+    )
+
+
+def _check_exposure(config: ServerConfig, guard: KeyGuard) -> None:
+    if is_loopback(config.host) or guard.has_keys:
+        return
+    if not config.expose:
         raise InvalidField(
             "host",
             f"{config.host} can be reached from other machines and no key guards this server; "
-            "listen on 127.0.0.1, or say expose if that is meant",
+            "make a key with `osaurus keys create`, listen on 127.0.0.1, or say expose if anybody "
+            "may use it",
         )
+    logger.warning("no key guards this server: whoever reaches %s may use it", config.host)
 
 
 def _print_ready(url: str) -> None:

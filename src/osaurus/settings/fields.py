@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from osaurus.errors import InvalidField
+from osaurus.settings.keys import seal
 from osaurus.types.sampling import Range
 
 Kind = Literal["switch", "whole", "number", "text", "word", "texts"]
@@ -35,8 +36,8 @@ class Setting:
     may be; a `whole` number or `text` may be one of them instead. `parse` is a further check of
     a text, raising ValueError, and `form` what it takes, in words. None, where `default` or
     `is_optional` allows it, overrides nothing below: not the profile, not the bundle, not the
-    engine. Of a setting that is not `is_used` the value is kept, and nothing heeds it yet.
-    `flag` is that of `osaurus serve`."""
+    engine. A secret is an API key: it is kept as its hash. Of a setting that is not `is_used`
+    the value is kept, and nothing heeds it yet. `flag` is that of `osaurus serve`."""
 
     key: str
     kind: Kind
@@ -105,7 +106,7 @@ class Setting:
                 self.parse(checked)
             except ValueError as error:
                 raise InvalidField(label or self.key, str(error)) from None
-        return checked
+        return seal(checked) if self.is_secret else checked
 
     def read(self, text: str, *, label: str | None = None) -> Any:
         """A value written as text: in a variable, or on the command line."""

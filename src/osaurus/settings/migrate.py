@@ -16,6 +16,7 @@ from typing import Any
 from osaurus.errors import InvalidField
 from osaurus.settings.fields import Setting
 from osaurus.settings.files import Document, find, with_value, without_value
+from osaurus.settings.keys import seal
 from osaurus.settings.schema import BY_KEY, INITIAL, SCHEMA_VERSION
 
 #: Where the original kept the size of a batch before the file existed.
@@ -27,11 +28,10 @@ _PREFERENCES = "Library/Preferences/com.dinoki.osaurus.plist"
 
 def migrate(document: Mapping[str, Any]) -> tuple[Document, list[str]]:
     """The document as this version writes it, and one line for each thing that changed."""
-    changed = deepcopy(dict(document))
+    changed, notices = _with_sealed_keys(deepcopy(dict(document)))
     version = changed.get("schemaVersion")
     if not isinstance(version, int) or "migrations" in changed:
-        return changed, []
-    notices: list[str] = []
+        return changed, notices
     for _, below, notice, step in _STEPS:
         if version < below and (found := step(changed)) is not None:
             changed = found
@@ -39,6 +39,18 @@ def migrate(document: Mapping[str, Any]) -> tuple[Document, list[str]]:
     changed["schemaVersion"] = max(version, SCHEMA_VERSION)
     changed["migrations"] = _names()
     return changed, notices
+
+
+def _with_sealed_keys(document: Document) -> tuple[Document, list[str]]:
+    """A key that a person wrote into the file stays there as its hash only. Not once but
+    whenever: a new one may be written over it."""
+    notices: list[str] = []
+    for setting in BY_KEY.values():
+        has, value = find(document, setting.path)
+        if setting.is_secret and has and isinstance(value, str) and value != seal(value):
+            document = with_value(document, setting.path, seal(value))
+            notices.append(f"{setting.key} is now kept as its hash")
+    return document, notices
 
 
 def _flat_disk_size(document: Document) -> Document | None:

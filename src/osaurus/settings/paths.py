@@ -51,6 +51,12 @@ def server_settings(env: Environment = os.environ) -> Place:
     return Place(name="server settings", path=path, reason=folder.reason)
 
 
+def api_keys(env: Environment = os.environ) -> Place:
+    """The hashes of the keys that open the server."""
+    folder = config_dir(env)
+    return Place(name="API keys", path=folder.path / "api-keys.json", reason=folder.reason)
+
+
 def cache_dir(env: Environment = os.environ) -> Place:
     """What may be deleted at any time."""
     return _place(env, "cache", "XDG_CACHE_HOME", under_xdg=(), under_home=("cache",))
@@ -149,6 +155,7 @@ def all_places(env: Environment = os.environ) -> list[Place]:
         home(env),
         config_dir(env),
         server_settings(env),
+        api_keys(env),
         cache_dir(env),
         kv_cache_dir(env),
         runtime_dir(env),

@@ -37,13 +37,13 @@ def _number(key: str, default: float | None, live: Liveness, help: str, **more: 
     return _row(key, "number", default, live, help, **more)
 
 
-def _kept(key: str, default: Any, **more: Any) -> Setting:
-    """A setting of the original that nothing here heeds."""
+def _kept(key: str, default: Any, reason: str, **more: Any) -> Setting:
+    """A setting of the original that nothing here heeds, and why."""
     kinds: Mapping[type, Kind] = {bool: "switch", int: "whole", float: "number", str: "text"}
     kind = more.pop("kind", kinds.get(type(default), "text"))
     if "words" in more:
         kind = "word"
-    return _row(key, kind, default, "restart", "Kept for other programs.", is_used=False, **more)
+    return _row(key, kind, default, "restart", reason, is_used=False, **more)
 
 
 _NETWORK = (
@@ -51,7 +51,8 @@ _NETWORK = (
     _whole("network.port", 1337, "restart", "Port to listen on.", range=Range(1, 65535),
            flag="--port"),
     _row("network.expose", "switch", False, "restart",
-         "Allow an address that other machines can reach.", flag="--expose"),
+         "Allow an address that other machines can reach while no key guards this server.",
+         flag="--expose"),
     _row("network.allowedHosts", "texts", (), "restart",
          "Further host names that this server is called by.", flag="--allow-host"),
     _row("network.corsOrigins", "texts", (), "restart", "Web origins that may call this server.",
@@ -60,9 +61,19 @@ _NETWORK = (
          "A further name of the model in use, or of the default one."),
     _row("network.logLevel", "word", "info", "restart", "Least severe messages logged.",
          words=("trace", "debug", "info", "warning", "error"), flag="--log-level"),
-    _kept("network.apiKey", None, is_secret=True),
-    _kept("network.rateLimitRequestsPerMinute", None, kind="whole", range=_AT_LEAST_1),
-    _kept("network.timeoutSeconds", None, kind="number", range=_POSITIVE),
+    _row("network.apiKey", "text", None, "live",
+         "A key that opens this server, kept as its hash; `osaurus keys` makes better ones.",
+         is_secret=True),
+    _row("network.trustLoopback", "switch", True, "live",
+         "Programs of this machine need no key, unless they speak for others."),
+    _row("network.logFormat", "word", "text", "restart", "How the log is written.",
+         words=("text", "json"), flag="--log-format"),
+    _whole("network.rateLimitRequestsPerMinute", None, "live",
+           "Answers that this server begins in a minute; more get 429 and when to come again.",
+           unit="requests"),
+    _number("network.timeoutSeconds", None, "live",
+            "Longest time for an answer, from its request on: waiting, loading and all.",
+            unit="s"),
 )  # fmt: skip
 
 _CONCURRENCY = (
@@ -74,12 +85,20 @@ _CONCURRENCY = (
          "Without it one request runs at a time."),
     _whole("concurrency.prefillStepSize", None, "next load",
            "Longest piece of a prompt read in one forward.", unit="tokens"),
-    _kept("concurrency.prefillBatchSize", None, kind="whole", range=_AT_LEAST_1),
-    _kept("concurrency.completionBatchSize", None, kind="whole", range=_AT_LEAST_1),
+    _whole("concurrency.prefillBatchSize", None, "next load",
+           "Prompts that are read by turns, a piece of each; unset takes all that run.",
+           unit="requests"),
+    _whole("concurrency.completionBatchSize", None, "next load",
+           "Requests that decode in one forward; unset takes all that run.", unit="requests"),
     _kept("concurrency.smeltMode", "disabled",
+          "It is about weights on Apple's unified memory; here they are mapped from the file.",
           words=("engine_selected", "disabled", "flash_moe", "ssd_streaming")),
 )  # fmt: skip
 
+_NO_ROTATION = (
+    "No cache here drops the middle of a prompt: one that does not fit the memory is refused."
+)
+_ONE_DISK = "There is one store on disk; cache.blockDisk is about it."
 _CACHE = (
     _row("cache.prefix.enabled", "switch", True, "next load",
          "Reuse what prompts that begin alike have in common."),
@@ -119,22 +138,32 @@ _CACHE = (
          "Where they are kept; unset is the cache directory.", flag="--kv-cache-dir"),
     _row("cache.enableSSMReDerive", "switch", True, "next load",
          "Compute missing snapshots of recurrent layers when the model is idle."),
-    _kept("cache.defaultMaxKVSize", None, kind="whole", range=_AT_LEAST_1),
-    _kept("cache.longPromptMultiplier", 2.0, range=_POSITIVE),
-    _kept("cache.prefix.legacyEntryCountCache", False),
-    _kept("cache.prefix.ttlMinutes", None, kind="number", range=_POSITIVE),
-    _kept("cache.legacyDisk.enabled", False),
-    _kept("cache.legacyDisk.maxSizeGB", None, kind="number", range=_POSITIVE),
-    _kept("cache.legacyDisk.directory", None),
+    _number("cache.prefix.ttlMinutes", None, "next load",
+            "How long a prefix that nobody uses stays in memory; unset is as long as there is "
+            "room.", unit="minutes"),
+    _kept("cache.defaultMaxKVSize", None, _NO_ROTATION, kind="whole", range=_AT_LEAST_1),
+    _kept("cache.longPromptMultiplier", 2.0, _NO_ROTATION, range=_POSITIVE),
+    _kept("cache.prefix.legacyEntryCountCache", False,
+          "Prefixes are counted in bytes: cache.prefix.memoryLimitMB bounds them."),
+    _kept("cache.legacyDisk.enabled", False, _ONE_DISK),
+    _kept("cache.legacyDisk.maxSizeGB", None, _ONE_DISK, kind="number", range=_POSITIVE),
+    _kept("cache.legacyDisk.directory", None, _ONE_DISK),
 )  # fmt: skip
 
 _POWER = (
-    _kept("power.autoSleepEnabled", False),
-    _kept("power.lightSleepAfterSeconds", None, kind="number", range=_POSITIVE),
-    _kept("power.deepSleepAfterSeconds", None, kind="number", range=_POSITIVE),
-    _kept("power.wakeOnRequest", True),
-    _kept("power.jitLoad", True),
-)
+    _row("power.autoSleepEnabled", "switch", False, "next load",
+         "Let models that nobody uses sleep, after the times below."),
+    _number("power.lightSleepAfterSeconds", None, "next load",
+            "When an idle model gives up the prefixes that it holds in memory; those on disk "
+            "stay.", unit="s"),
+    _number("power.deepSleepAfterSeconds", None, "live",
+            "When an idle model is unloaded, if residency does not unload it sooner.", unit="s"),
+    _row("power.wakeOnRequest", "switch", True, "live",
+         "A request loads a model that was unloaded for idleness; otherwise it answers 404."),
+    _row("power.jitLoad", "switch", True, "live",
+         "A request loads its model; otherwise only models that were loaded by hand are served "
+         "(serve MODEL, POST /admin/preload)."),
+)  # fmt: skip
 
 _DEFAULT = "Where a request says nothing; unset takes the bundle's."
 _GENERATION = (
@@ -147,8 +176,10 @@ _GENERATION = (
     _number("generation.minP", None, "live", _DEFAULT, range=RANGES["min_p"]),
     _number("generation.repetitionPenalty", None, "live", _DEFAULT,
             range=RANGES["repetition_penalty"]),
-    _kept("generation.streamInterval", 1, range=_AT_LEAST_1),
-    _kept("generation.diffusionMaxDenoisingSteps", None, kind="whole", range=_AT_LEAST_1),
+    _whole("generation.streamInterval", 1, "live",
+           "Pieces of text that a stream sends as one; the first goes out at once."),
+    _kept("generation.diffusionMaxDenoisingSteps", None, "No model here writes by diffusion.",
+          kind="whole", range=_AT_LEAST_1),
 )  # fmt: skip
 
 _TOOLS = (
@@ -156,26 +187,33 @@ _TOOLS = (
          "Format of tool calls, whatever the bundle says; auto asks the bundle, none reads none."),
     _row("tools.reasoningParserOverride", "text", None, "next load",
          "Format of thinking, whatever the bundle says; auto asks the bundle, none reads none."),
-    _kept("tools.mcpConfigFile", None),
-    _kept("tools.enableAutoToolChoice", False),
-    _kept("tools.customChatTemplate", None),
+    _row("tools.customChatTemplate", "text", None, "next load",
+         "A Jinja file, or its text, in place of the template of every model that loads."),
+    _kept("tools.mcpConfigFile", None,
+          "This server calls no tools itself; programs that ask it do."),
+    _kept("tools.enableAutoToolChoice", False,
+          "Choosing tools by itself needs no leave: tool_choice auto is a request's default."),
 )  # fmt: skip
 
+_TEXT_ONLY = "Models read text here; pictures and sound in a request are a 400."
 _MULTIMODAL = (
-    _kept("multimodal.vlmMode", "auto", words=("auto", "force_off", "force_on")),
-    _kept("multimodal.requireMediaSaltForCache", True),
-    _kept("multimodal.enableVideo", True),
-    _kept("multimodal.enableAudio", True),
-)
+    _kept("multimodal.vlmMode", "auto", _TEXT_ONLY, words=("auto", "force_off", "force_on")),
+    _kept("multimodal.requireMediaSaltForCache", True,
+          "Media always part prefixes; only true is accepted while prompts are reused."),
+    _kept("multimodal.enableVideo", True, _TEXT_ONLY),
+    _kept("multimodal.enableAudio", True, _TEXT_ONLY),
+)  # fmt: skip
 
+_NO_DRAFTS = "No drafter runs yet: every token is the model's own."
 _MTP = (
-    _kept("mtp.mode", "family_default", words=("off", "family_default", "auto", "force_on")),
-    _kept("mtp.draftTokenLimit", None, kind="whole", range=_AT_LEAST_1),
-    _kept("mtp.explicitDepth", None, kind="whole", range=_AT_LEAST_1),
-    _kept("mtp.keepDraftCacheSeparate", True),
-    _kept("mtp.acceptedTokensOnlyEnterBaseCache", True),
-    _kept("mtp.dflash2DrafterPath", None),
-    _kept("mtp.dflash2BlockSize", None, kind="whole", range=_AT_LEAST_1),
+    _kept("mtp.mode", "family_default", _NO_DRAFTS,
+          words=("off", "family_default", "auto", "force_on")),
+    _kept("mtp.draftTokenLimit", None, _NO_DRAFTS, kind="whole", range=_AT_LEAST_1),
+    _kept("mtp.explicitDepth", None, _NO_DRAFTS, kind="whole", range=_AT_LEAST_1),
+    _kept("mtp.keepDraftCacheSeparate", True, _NO_DRAFTS),
+    _kept("mtp.acceptedTokensOnlyEnterBaseCache", True, _NO_DRAFTS),
+    _kept("mtp.dflash2DrafterPath", None, _NO_DRAFTS),
+    _kept("mtp.dflash2BlockSize", None, _NO_DRAFTS, kind="whole", range=_AT_LEAST_1),
 )
 
 _PERFORMANCE = (
@@ -196,9 +234,11 @@ _PERFORMANCE = (
     _number("performance.kvBudgetMB", None, "next load",
             "Memory for keys and values; unset is a quarter of what is available.", unit="MB"),
     _kept("performance.tiedHeadCodec", "fp16_passthrough",
+          "performance.quantizeOnLoad decides for heads too.",
           words=("fp16_passthrough", "q8", "q6", "q4")),
-    _kept("performance.compiledDecode", False),
-    _kept("performance.deepseekV4ActivationQAT", False),
+    _kept("performance.compiledDecode", False, "Decoding runs the kernels as they are."),
+    _kept("performance.deepseekV4ActivationQAT", False,
+          "Activations are not rounded to what a model was trained with."),
 )  # fmt: skip
 
 _MEMORY = (
@@ -217,8 +257,9 @@ _MEMORY = (
            unit="bytes"),
     _whole("memorySafety.customMaxConcurrentSequences", None, "live",
            "Requests at the same time, before every other setting of it.", unit="requests"),
-    _kept("memorySafety.customDefaultMaxKVSize", None, kind="whole", range=_AT_LEAST_1),
-    _kept("memorySafety.allowExperimentalMLXPress", False),
+    _kept("memorySafety.customDefaultMaxKVSize", None, _NO_ROTATION, kind="whole",
+          range=_AT_LEAST_1),
+    _kept("memorySafety.allowExperimentalMLXPress", False, "It is about MLX, which is not used."),
 )  # fmt: skip
 
 _RESIDENCY = (

@@ -21,8 +21,8 @@ from osaurus.runtime.cache_totals import CacheTotals
 from osaurus.runtime.live import LiveSettings
 from osaurus.runtime.memory import LoadPlan, budget_of
 from osaurus.runtime.pool import ModelRuntime, ResidentModel
+from osaurus.server.auth import require_owner
 from osaurus.server.body import read_json
-from osaurus.server.peers import require_local
 from osaurus.types.cache import CacheStats
 
 #: Published names of layer counts, by the kinds that a topology counts as such.
@@ -45,7 +45,7 @@ class CacheAdmin:
         self._live = live
 
     async def cache_stats(self, request: Request) -> Response:
-        require_local(request)
+        require_owner(request)
         rows = self._runtime.resident()
         stats = await on_thread(lambda: [row.model.engine.cache_stats() for row in rows])
         totals = sum(map(CacheTotals.of, stats), start=self._runtime.unloaded_cache)
@@ -61,7 +61,7 @@ class CacheAdmin:
 
     async def clear(self, request: Request) -> Response:
         """Of `model`, or of every loaded one without a body. Loads nothing."""
-        require_local(request)
+        require_owner(request)
         wanted = ClearBody()
         if (await request.body()).strip():
             wanted = await read_json(request, ClearBody)

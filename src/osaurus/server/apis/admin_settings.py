@@ -21,9 +21,9 @@ from osaurus.errors import InvalidField, UserError
 from osaurus.runtime.configure import check_settings
 from osaurus.runtime.live import Effects, LiveSettings
 from osaurus.runtime.pool import ModelRuntime
+from osaurus.server.auth import require_owner
 from osaurus.server.body import read_json
 from osaurus.server.errors import RequestRefused
-from osaurus.server.peers import require_local
 from osaurus.settings.files import Document, find, leaves, with_value, without_value
 from osaurus.settings.load import Settings, assign, resolve
 from osaurus.settings.migrate import first_document
@@ -49,7 +49,7 @@ class SettingsAdmin:
         self._restoring: set[asyncio.Task[Effects]] = set()
 
     async def read(self, request: Request) -> Response:
-        require_local(request)
+        require_owner(request)
         live = self._settings()
         await live.refresh(self._runtime)
         settings = live.store.snapshot()
@@ -68,7 +68,7 @@ class SettingsAdmin:
 
     async def replace(self, request: Request) -> Response:
         """A whole document takes the place of the file's."""
-        require_local(request)
+        require_owner(request)
         live = self._settings()
         given = _object(await read_json(request, dict[str, Any]))
         unknown = {key: value for key, value in live.store.document.items() if key not in given}
@@ -77,7 +77,7 @@ class SettingsAdmin:
 
     async def change(self, request: Request) -> Response:
         """Only the keys that are given; null unsets one that may be unset."""
-        require_local(request)
+        require_owner(request)
         live = self._settings()
         given = _object(await read_json(request, dict[str, Any]))
         document: Document = live.store.document
@@ -94,7 +94,7 @@ class SettingsAdmin:
 
     async def override(self, request: Request) -> Response:
         """Values for a while, in this process's memory."""
-        require_local(request)
+        require_owner(request)
         live = self._settings()
         body = await read_json(request, OverrideBody)
         if not 0 < body.ttl_seconds <= _MAX_TTL_S:
@@ -115,7 +115,7 @@ class SettingsAdmin:
         return _json({**_stamp(), "token": token, "effects": _effects(effects)})
 
     async def restore(self, request: Request) -> Response:
-        require_local(request)
+        require_owner(request)
         live = self._settings()
         if request.path_params["token"] != self._token:
             raise RequestRefused("unknown_path", "no override has this token")
