@@ -24,6 +24,7 @@ from osaurus.server.apis.admin_cache import CacheAdmin
 from osaurus.server.apis.admin_models import ModelAdmin
 from osaurus.server.apis.admin_settings import SettingsAdmin
 from osaurus.server.apis.models import ModelCatalog
+from osaurus.server.apis.ollama_chat import OllamaChat
 from osaurus.server.apis.openai_chat import OpenAIChat
 from osaurus.server.auth import KeyGuard
 from osaurus.server.errors import RequestRefused, error_response
@@ -61,11 +62,14 @@ def build_app(chat: ChatEngine, config: AppConfig, readiness: Readiness | None =
     health = Health(chat.runtime, admission, readiness or Readiness())
     residents = ModelAdmin(chat.runtime)
     openai = OpenAIChat(chat, admission, ping_interval_s=config.ping_interval_s)
+    ollama = OllamaChat(chat, admission)
     models = ModelCatalog(chat.runtime)
     cache = CacheAdmin(chat.runtime, chat.live)
     settings = SettingsAdmin(chat.runtime, chat.live)
     table: tuple[tuple[str, str, _Handler], ...] = (
         ("POST", "/chat/completions", openai.chat_completions),
+        ("POST", "/chat", ollama.chat),
+        ("POST", "/generate", ollama.generate),
         ("GET", "/models", models.list_models),
         ("GET", "/models/{model_id:path}", models.get_model),
         ("GET", "/health", health.health),
