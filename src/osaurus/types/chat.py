@@ -22,9 +22,9 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaPart:
-    """A picture, sound or video as it came: a data URL or an address, never fetched here."""
+    """A picture, sound, video or file as it came: a data URL or an address, never fetched here."""
 
-    kind: Literal["image", "audio", "video"]
+    kind: Literal["image", "audio", "video", "document"]
     source: str
 
 
