@@ -1,6 +1,6 @@
-"""What a chat completions body says about thinking, by whichever of its fields.
+"""What an OpenAI-like body says about thinking, by whichever of its fields.
 
-Clients of many servers use this route, each with its server's own field. An earlier field of
+Clients of many servers use these routes, each with its server's own field. An earlier field of
 this table outranks a later one that says the same kind of thing, on or off or how much:
 
     enable_thinking   reasoning_effort   reasoning {enabled, effort, max_tokens}
@@ -10,11 +10,23 @@ this table outranks a later one that says the same kind of thing, on or off or h
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from osaurus.chat.profiles import EFFORT, SWITCH
 from osaurus.errors import InvalidField
-from osaurus.server.apis.openai_wire import ChatCompletionBody
+
+
+class ThinkingFields(Protocol):
+    """A body that has them all, as they were sent."""
+
+    reasoning_effort: str | None
+    enable_thinking: bool | None
+    reasoning: Any
+    thinking: Any
+    think: Any
+    chat_template_kwargs: dict[str, Any] | None
+    thinking_budget: int | None
+
 
 _TYPES: Mapping[str, bool | None] = {
     "enabled": True,
@@ -24,7 +36,7 @@ _TYPES: Mapping[str, bool | None] = {
 }
 
 
-def thinking_switches(body: ChatCompletionBody) -> dict[str, Any]:
+def thinking_switches(body: ThinkingFields) -> dict[str, Any]:
     """The request's own template switches. Raises `InvalidField`, its `field` as on the wire."""
     switches = dict(body.chat_template_kwargs or {})
     reasoning, thinking, think = _reasoning(body), _thinking(body), body.think
@@ -48,7 +60,7 @@ def thinking_switches(body: ChatCompletionBody) -> dict[str, Any]:
     return switches
 
 
-def thinking_budget(body: ChatCompletionBody) -> int | None:
+def thinking_budget(body: ThinkingFields) -> int | None:
     """The bound on tokens spent on thinking, if the request names one."""
     fields = {
         "thinking_budget": body.thinking_budget,
@@ -61,11 +73,11 @@ def thinking_budget(body: ChatCompletionBody) -> int | None:
     return _first(fields.values())
 
 
-def _reasoning(body: ChatCompletionBody) -> Mapping[str, Any]:
+def _reasoning(body: ThinkingFields) -> Mapping[str, Any]:
     return _object("reasoning", body.reasoning)
 
 
-def _thinking(body: ChatCompletionBody) -> Mapping[str, Any]:
+def _thinking(body: ThinkingFields) -> Mapping[str, Any]:
     if isinstance(body.thinking, bool):
         return {"type": "enabled" if body.thinking else "disabled"}
     return _object("thinking", body.thinking)
