@@ -88,6 +88,8 @@ _KINDS: Mapping[str, Kind] = {
     AmbiguousModel.code: _NOT_FOUND,
     ModelNotLoaded.code: _NOT_FOUND,
     "unknown_path": _NOT_FOUND,
+    "response_not_found": _NOT_FOUND,
+    "previous_response_not_found": _BAD_REQUEST,
     "method_not_allowed": Kind(405, "invalid_request_error", "invalid_request_error"),
     "override_active": Kind(409, "invalid_request_error", "invalid_request_error"),
     "invalid_api_key": Kind(401, "authentication_error", "authentication_error"),
@@ -140,7 +142,7 @@ def _envelope(error: OsaurusError, protocol: Protocol) -> dict[str, Any]:
             body = {
                 "code": error.code,
                 "message": error.message,
-                "param": _param_of(error),
+                "param": param_of(error, protocol),
                 "type": kind.openai_type,
             }
             return {"error": body}
@@ -153,7 +155,8 @@ def _envelope(error: OsaurusError, protocol: Protocol) -> dict[str, Any]:
             assert_never(protocol)
 
 
-def _param_of(error: OsaurusError) -> str | None:
+def param_of(error: OsaurusError, protocol: Protocol) -> str | None:
+    """The field of the request that the error is about, where one is."""
     match error:
         case InvalidField():
             return error.field
@@ -164,6 +167,6 @@ def _param_of(error: OsaurusError) -> str | None:
         case ToolChoiceUnsatisfied():
             return "tool_choice"
         case ContextLengthExceeded() | TemplateError():
-            return "messages"
+            return "input" if protocol == "responses" else "messages"
         case _:
             return None
