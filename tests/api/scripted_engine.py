@@ -19,7 +19,13 @@ from osaurus.bundle.template import ChatTemplate
 from osaurus.engine.client import Mailbox, Stream
 from osaurus.errors import EngineShutdown, ModelNotFound
 from osaurus.runtime.conventions import Conventions
-from osaurus.runtime.model import Listing, LoadedModel, ModelContainer
+from osaurus.runtime.model import (
+    Listing,
+    LoadedModel,
+    ModelContainer,
+    PromptModel,
+    UnloadedModel,
+)
 from osaurus.types.cache import CacheStats
 from osaurus.types.engine import CapacitySnapshot, EventStream, GenerationRequest
 from osaurus.types.events import Event, Info, PrefillProgress, StopReason, TokenLogprob
@@ -370,6 +376,16 @@ class ScriptedSource:
 
     def catalog(self) -> Sequence[Listing]:
         return [FakeListing(name, self.path) for name in self.engines]
+
+    def read(self, listing: Listing) -> PromptModel:
+        name = listing.model_id
+        return UnloadedModel(
+            model_id=name,
+            tokenizer=self.tokenizer,
+            template=ChatTemplate(self.template),
+            conventions=self.conventions.get(name, Conventions()),
+            context_tokens=self.engines[name].max_context_tokens,
+        )
 
     def load(self, listing: Listing) -> ModelContainer:
         name = listing.model_id

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from osaurus.chat.guard import Run
 from osaurus.errors import ContextLengthExceeded
 from osaurus.parsing.reasoning import TAIL_TOKENS
-from osaurus.runtime.model import LoadedModel, Tokenizer
+from osaurus.runtime.model import PromptModel, Tokenizer
 
 #: Ordinary text has 3 to 5 characters a token. One with more for every token of the context is
 #: counted in slices before it is encoded, and refused once it has filled that many contexts.
@@ -20,7 +20,7 @@ _HOPELESS_CONTEXTS = 4
 _SLICE_CHARACTERS = 65536
 
 
-def refuse_hopeless(model: LoadedModel, text: str) -> None:
+def refuse_hopeless(model: PromptModel, text: str) -> None:
     """Raises `ContextLengthExceeded` for a text several times too long, without encoding all
     of it: that takes a second a megabyte. The number of tokens is then an estimate."""
     context = model.context_tokens

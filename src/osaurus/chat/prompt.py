@@ -1,6 +1,6 @@
 """A chat request to token ids: template, content guard, one BOS, and where the answer starts.
 
-In: a resident model and a `ChatRequest`. Out: a `PreparedPrompt`. Blocking and free of shared
+In: a model and a `ChatRequest`. Out: a `PreparedPrompt`. Blocking and free of shared
 state: `service.py` runs it on a thread. Knows nothing of sampling or engines.
 """
 
@@ -28,7 +28,7 @@ from osaurus.chat.switches import (
 from osaurus.chat.turns import answered
 from osaurus.errors import InvalidField, NoChatTemplate, ToolsUnsupported
 from osaurus.parsing.reasoning import REASONING_FORMATS, Start, start_of
-from osaurus.runtime.model import LoadedModel, Template
+from osaurus.runtime.model import PromptModel, Template
 from osaurus.types.cache import CacheHints
 from osaurus.types.chat import ChatRequest, Message
 
@@ -54,7 +54,7 @@ class PreparedPrompt:
 
 
 def prepare_prompt(
-    model: LoadedModel, request: ChatRequest, *, keeps_attribution: bool = False
+    model: PromptModel, request: ChatRequest, *, keeps_attribution: bool = False
 ) -> PreparedPrompt:
     """`keeps_attribution` switches off the rule of `attribution.py`.
 
@@ -84,7 +84,7 @@ class _Preparation:
     """One request on its way to a prompt."""
 
     def __init__(
-        self, model: LoadedModel, template: Template, request: ChatRequest, notes: list[str]
+        self, model: PromptModel, template: Template, request: ChatRequest, notes: list[str]
     ) -> None:
         self._model = model
         self._template = template

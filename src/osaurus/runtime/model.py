@@ -76,6 +76,38 @@ class Template(Protocol):
         ...
 
 
+class PromptModel(Protocol):
+    """What a prompt is made with: files of a model, no weights."""
+
+    @property
+    def model_id(self) -> str: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def template(self) -> Template | None: ...
+    @property
+    def conventions(self) -> Conventions: ...
+    @property
+    def needs_stable_boundary(self) -> bool: ...
+    @property
+    def control_texts(self) -> tuple[str, ...]: ...
+    @property
+    def context_tokens(self) -> int: ...
+
+
+def control_texts_of(tokenizer: Tokenizer, template: Template | None) -> tuple[str, ...]:
+    """Texts of the added tokens that only the template may write: all special ones, and those
+    that it uses as markup, such as `<think>`. The others stay what they are for the model, text
+    with a token of its own: some vocabularies hold line breaks and HTML tags that way."""
+    source = "" if template is None else template.source
+    special = frozenset(tokenizer.special_ids)
+    return tuple(
+        text
+        for text, token_id in tokenizer.added_tokens.items()
+        if token_id in special or (text in source and not text.isspace())
+    )
+
+
 def _admit_all() -> None:
     """For models that no files speak for."""
 
@@ -103,24 +135,33 @@ class LoadedModel:
     needs_stable_boundary: bool = False
     admit: Callable[[], object] = _admit_all
     embedder: Embedder | None = None  #: set for a model that makes vectors and writes no text
-    #: Texts of the added tokens that only the template may write: all special ones, and those
-    #: that it uses as markup, such as `<think>`. The others stay what they are for the model,
-    #: text with a token of its own: some vocabularies hold line breaks and HTML tags that way.
+    device: str = "cpu"  #: where its weights are
     control_texts: tuple[str, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        source = "" if self.template is None else self.template.source
-        special = frozenset(self.tokenizer.special_ids)
-        texts = tuple(
-            text
-            for text, token_id in self.tokenizer.added_tokens.items()
-            if token_id in special or (text in source and not text.isspace())
-        )
+        texts = control_texts_of(self.tokenizer, self.template)
         object.__setattr__(self, "control_texts", texts)
 
     @property
     def context_tokens(self) -> int:
         return self.engine.max_context_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnloadedModel:
+    """A model as its files say, for prompts that are counted and not run."""
+
+    model_id: str
+    tokenizer: Tokenizer
+    template: Template | None
+    conventions: Conventions
+    context_tokens: int
+    needs_stable_boundary: bool = False
+    control_texts: tuple[str, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        texts = control_texts_of(self.tokenizer, self.template)
+        object.__setattr__(self, "control_texts", texts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +204,10 @@ class ModelSource(Protocol):
 
     def memory_bytes(self) -> int:
         """Physical memory of the place where weights go."""
+        ...
+
+    def read(self, listing: Listing) -> PromptModel:
+        """Open, without any weights. Raises what is wrong with the bundle."""
         ...
 
     def load(self, listing: Listing) -> ModelContainer:

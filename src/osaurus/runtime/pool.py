@@ -28,7 +28,13 @@ from osaurus.runtime.held import HeldModel, Waiter
 from osaurus.runtime.lease import ModelLease
 from osaurus.runtime.live_chats import LiveChats
 from osaurus.runtime.loader import ModelLoader
-from osaurus.runtime.model import Listing, LoadedModel, ModelContainer, ModelSource
+from osaurus.runtime.model import (
+    Listing,
+    LoadedModel,
+    ModelContainer,
+    ModelSource,
+    PromptModel,
+)
 from osaurus.runtime.registry import EngineRegistry, RunBlocking
 from osaurus.runtime.residency import ModelResidency
 from osaurus.runtime.residents import Residents
@@ -213,6 +219,13 @@ class ModelRuntime:
         """The model used last, if it is still resident."""
         current = self._residents.current
         return current if current is not None and self._is_resident(current) else None
+    async def read(self, name: str) -> PromptModel:
+        """What prompts for the model are made with. Waits for no engine and loads no weights.
+        Raises `ModelNotFound` or what is wrong with the bundle."""
+        listing = await self.find(name)
+        face = self._residents.faces.get(listing.model_id)
+        return await self._run(lambda: self._source.read(listing)) if face is None else face
+
 
     @property
     def is_shut_down(self) -> bool:

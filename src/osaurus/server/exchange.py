@@ -28,7 +28,9 @@ class Exchange:
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self.request_id = f"req_{secrets.token_hex(12)}"
-        self.headers: list[tuple[bytes, bytes]] = [(b"x-request-id", self.request_id.encode())]
+        #: OpenAI's name for the id and Anthropic's.
+        names = (b"x-request-id", b"request-id")
+        self.headers = [(name, self.request_id.encode()) for name in names]
         self.facts: dict[str, str | int | float] = {}
         self.status: int | None = None
         self._method: str = scope["method"]

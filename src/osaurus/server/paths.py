@@ -59,7 +59,13 @@ def style_of(scope: Scope) -> Style:
 
 def protocol_of(scope: Scope) -> Protocol:
     """Whose request this is, known or not: errors are answered in that protocol's shape."""
-    return protocol_of_path(normalize(scope["path"]).path, style_of(scope))
+    protocol = protocol_of_path(normalize(scope["path"]).path, style_of(scope))
+    return "anthropic" if protocol == "openai" and _is_anthropic_client(scope) else protocol
+
+
+def _is_anthropic_client(scope: Scope) -> bool:
+    """Paths such as `/models` are two protocols'; the clients of one send this header."""
+    return any(name == b"anthropic-version" for name, _ in scope["headers"])
 
 
 def protocol_of_path(path: str, style: Style) -> Protocol:

@@ -57,6 +57,12 @@ def api_keys(env: Environment = os.environ) -> Place:
     return Place(name="API keys", path=folder.path / "api-keys.json", reason=folder.reason)
 
 
+def signing_key(env: Environment = os.environ) -> Place:
+    """What this install signs thinking blocks with."""
+    folder = config_dir(env)
+    return Place(name="signing key", path=folder.path / "signing.key", reason=folder.reason)
+
+
 def cache_dir(env: Environment = os.environ) -> Place:
     """What may be deleted at any time."""
     return _place(env, "cache", "XDG_CACHE_HOME", under_xdg=(), under_home=("cache",))
@@ -156,6 +162,7 @@ def all_places(env: Environment = os.environ) -> list[Place]:
         config_dir(env),
         server_settings(env),
         api_keys(env),
+        signing_key(env),
         cache_dir(env),
         kv_cache_dir(env),
         runtime_dir(env),
