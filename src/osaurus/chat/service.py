@@ -126,9 +126,21 @@ class ChatEngine:
             await self.live.refresh(self.runtime)
         return await embed(self.runtime, self._threads, request)
 
+    async def count_prompt(self, request: ChatRequest) -> int:
+        """The tokens of the prompt that `open` would run. Runs and loads nothing, so a busy
+        model answers too. Raises as `open` does, but for what only running a prompt meets."""
+        if self.live is not None:
+            await self.live.refresh(self.runtime)
+        model = await self.runtime.read(request.model)
+        prompt = await self._threads.run(model.model_id, self._prompt, model, request)
+        return len(prompt.token_ids)
+
     def _prepare(
         self, model: LoadedModel, request: ChatRequest
     ) -> tuple[PreparedPrompt, ArgumentChecker]:
+        return self._prompt(model, request), ArgumentChecker(request.tools)
+
+    def _prompt(self, model: PromptModel, request: ChatRequest) -> PreparedPrompt:
         keeps = self._keeps_attribution if self.live is None else self.live.keeps_attribution
         return prepare_prompt(model, request, keeps_attribution=keeps)
 
@@ -156,21 +168,9 @@ def _budget(
         encode=lambda text: tokenizer.encode(text, parse_special=True, add_bos=False),
         decode=lambda ids: b"".join(map(tokenizer.token_bytes, ids)).decode(errors="replace"),
     )
-    async def count_prompt(self, request: ChatRequest) -> int:
-        """The tokens of the prompt that `open` would run. Runs and loads nothing, so a busy
-        model answers too. Raises as `open` does, but for what only running a prompt meets."""
-        if self.live is not None:
-            await self.live.refresh(self.runtime)
-        model = await self.runtime.read(request.model)
-        prompt = await self._threads.run(model.model_id, self._prompt, model, request)
-        return len(prompt.token_ids)
-
 
 
 def _machine(
-        return self._prompt(model, request), ArgumentChecker(request.tools)
-
-    def _prompt(self, model: PromptModel, request: ChatRequest) -> PreparedPrompt:
     model: LoadedModel, prompt: PreparedPrompt, request: ChatRequest
 ) -> OutputMachine | None:
     """A choice's own machine. Without tools it only strips what looks like a call."""
