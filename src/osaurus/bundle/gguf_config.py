@@ -8,32 +8,42 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
 from typing import Any
 
-from osaurus.bundle.gguf_names import GgufArchitecture, find_architecture
+from osaurus.bundle.gguf_families import (
+    LAYERED_KV_HEADS,
+    OF_FAMILY,
+    feed_forward_length,
+    norm_eps,
+    refuse_what_families_lack,
+)
+from osaurus.bundle.gguf_metadata import MetadataReader, shortest_decimal
+from osaurus.bundle.gguf_names import find_architecture
 from osaurus.bundle.gguf_reader import GgufFile
-from osaurus.errors import BundleError, IncompleteBundle, UnsupportedBundle
+from osaurus.bundle.gguf_tables import GgufArchitecture
+from osaurus.errors import IncompleteBundle, UnsupportedBundle
 
 
 def config_from_gguf(file: GgufFile) -> dict[str, Any]:
     """The published config. Raises `UnsupportedBundle` for an unknown architecture."""
     name = file.metadata.get("general.architecture")
     architecture = find_architecture(name, file.path)
-    read = _Reader(file, str(name))
+    read = MetadataReader(file, str(name))
     hidden_size = read.integer("embedding_length")
     num_heads = read.integer("attention.head_count")
+    drafts = read.optional_integer("nextn_predict_layers") or 0
+    num_layers = read.integer("block_count") - drafts
     head_dim = read.optional_integer("attention.key_length") or hidden_size // num_heads
     config: dict[str, Any] = {
         "model_type": architecture.model_type,
         "hidden_size": hidden_size,
-        "intermediate_size": read.integer("feed_forward_length"),
-        "num_hidden_layers": read.integer("block_count"),
+        "intermediate_size": feed_forward_length(read),
+        "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_heads,
         "head_dim": head_dim,
         "hidden_act": "silu",
-        "rms_norm_eps": read.number("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": norm_eps(read),
         "rope_theta": read.optional_number("rope.freq_base") or 10000.0,
         "max_position_embeddings": read.integer("context_length"),
         "vocab_size": _vocab_size(file),
@@ -43,19 +53,22 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
         **architecture.config,
     }
-    if name == "lfm2":
-        config |= _lfm2(read, config)
-    elif kv_heads := read.optional_integer("attention.head_count_kv"):
+    if drafts:
+        config["num_nextn_predict_layers"] = drafts
+    if name not in LAYERED_KV_HEADS and (
+        kv_heads := read.optional_integer("attention.head_count_kv")
+    ):
         config["num_key_value_heads"] = kv_heads
-    _refuse_what_we_lack(read, config)
     if window := read.optional_integer("attention.sliding_window"):
         config["sliding_window"] = window
+    rotary = read.optional_integer("rope.dimension_count") or head_dim
+    if rotary != head_dim:
+        config["partial_rotary_factor"] = rotary / head_dim
     if scaling := _rope_scaling(file, read, config):
         config["rope_scaling"] = scaling
-    if name == "gemma3":
-        config |= _gemma3(read, config)
-    if name == "qwen3moe":
-        config |= _experts(read)
+    if (of_family := OF_FAMILY.get(str(name))) is not None:
+        config |= of_family(read, config)
+    refuse_what_families_lack(read, config)
     for key, target in (
         ("bos", "bos_token_id"),
         ("eos", "eos_token_id"),
@@ -90,79 +103,10 @@ def generation_config_from_gguf(file: GgufFile) -> dict[str, Any]:
     for key, name in _SAMPLING.items():
         value = file.metadata.get(f"general.sampling.{key}")
         if isinstance(value, float) and math.isfinite(value):
-            found[name] = _shortest(value)
+            found[name] = shortest_decimal(value)
         elif type(value) is int:
             found[name] = value
     return found
-
-
-class _Reader:
-    """Reads `{architecture}.{key}`; numbers that must be there are asked for by name."""
-
-    def __init__(self, file: GgufFile, architecture: str) -> None:
-        self.file = file
-        self.prefix = architecture
-
-    def value(self, key: str) -> Any:
-        """A scalar; an array with one value for each layer counts when all are equal."""
-        value = self.file.metadata.get(f"{self.prefix}.{key}")
-        if isinstance(value, Sequence) and not isinstance(value, str):
-            distinct = set(value)
-            if len(distinct) != 1:
-                raise UnsupportedBundle(
-                    f"{self.file.path}: {self.prefix}.{key} differs between layers "
-                    f"({sorted(distinct)}), which this architecture does not support"
-                )
-            return distinct.pop()
-        return value
-
-    def optional_integer(self, key: str) -> int | None:
-        value = self.value(key)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise BundleError(f"{self.file.path}: {self.prefix}.{key} is {value!r}, not a count")
-        return value
-
-    def integer(self, key: str) -> int:
-        value = self.optional_integer(key)
-        if not value:
-            raise IncompleteBundle(
-                f"{self.file.path}: the metadata lacks {self.prefix}.{key}; the file is not a "
-                "whole model"
-            )
-        return value
-
-    def optional_number(self, key: str) -> float | None:
-        value = self.value(key)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise BundleError(f"{self.file.path}: {self.prefix}.{key} is {value!r}, not a number")
-        if not math.isfinite(value):
-            raise BundleError(f"{self.file.path}: {self.prefix}.{key} is {value}")
-        return _shortest(value)
-
-    def number(self, key: str) -> float:
-        value = self.optional_number(key)
-        if value is None:
-            raise IncompleteBundle(
-                f"{self.file.path}: the metadata lacks {self.prefix}.{key}; the file is not a "
-                "whole model"
-            )
-        return value
-
-
-def _shortest(value: float) -> float:
-    """The shortest decimal that is the same float32: 1e-05, not 9.999999747378752e-06.
-
-    The converter rounded the published value to float32; this gives the published one back.
-    """
-    for digits in range(1, 10):
-        candidate = float(f"{value:.{digits}g}")
-        if struct.pack("<f", candidate) == struct.pack("<f", value):
-            return candidate
-    return value
 
 
 def _vocab_size(file: GgufFile) -> int:
@@ -173,78 +117,9 @@ def _vocab_size(file: GgufFile) -> int:
     return len(file.metadata.get("tokenizer.ggml.tokens", ()))
 
 
-#: Model types whose experts are read from a GGUF.
-_WITH_EXPERTS = ("qwen3_moe",)
-
-
-def _refuse_what_we_lack(read: _Reader, config: dict[str, Any]) -> None:
-    if read.optional_integer("expert_count") and config["model_type"] not in _WITH_EXPERTS:
-        raise UnsupportedBundle(
-            f"{read.file.path}: a mixture of experts in GGUF form is not supported for this "
-            "architecture; use the model's safetensors form instead"
-        )
-    rotary = read.optional_integer("rope.dimension_count") or config["head_dim"]
-    if rotary != config["head_dim"]:
-        config["partial_rotary_factor"] = rotary / config["head_dim"]
-    value_length = read.optional_integer("attention.value_length")
-    if value_length not in (None, config["head_dim"]):
-        raise UnsupportedBundle(
-            f"{read.file.path}: keys of {config['head_dim']} and values of {value_length} numbers "
-            "in one head are not supported for this architecture"
-        )
-
-
-def _experts(read: _Reader) -> dict[str, Any]:
-    return {
-        "num_experts": read.integer("expert_count"),
-        "num_experts_per_tok": read.integer("expert_used_count"),
-        "moe_intermediate_size": read.integer("expert_feed_forward_length"),
-    }
-
-
-def _lfm2(read: _Reader, config: dict[str, Any]) -> dict[str, Any]:
-    """A layer's number of kv heads says what it is: none in a convolution."""
-    counts = read.file.metadata.get(f"{read.prefix}.attention.head_count_kv")
-    layers = config["num_hidden_layers"]
-    if not isinstance(counts, Sequence) or len(counts) != layers or len({0, *counts}) != 2:
-        raise UnsupportedBundle(
-            f"{read.file.path}: {read.prefix}.attention.head_count_kv is not one number for each "
-            f"of {layers} layers, 0 or the same"
-        )
-    return {
-        "num_key_value_heads": max(counts),
-        "layer_types": ["full_attention" if count else "conv" for count in counts],
-        "conv_L_cache": read.integer("shortconv.l_cache"),
-        "norm_eps": config["rms_norm_eps"],
-    }
-
-
-#: Layers of the one published size whose attention is not scaled by its head size.
-_GEMMA3_27B_LAYERS = 62
-
-
-def _gemma3(read: _Reader, config: dict[str, Any]) -> dict[str, Any]:
-    """What Gemma 3's metadata says under names of its own, or leaves to the reader: the
-    format fixes the pattern of its layers and how queries are scaled."""
-    heads, layers = config["num_attention_heads"], config["num_hidden_layers"]
-    by_width = layers == _GEMMA3_27B_LAYERS
-    found: dict[str, Any] = {
-        "query_pre_attn_scalar": config["hidden_size"] // heads if by_width else config["head_dim"],
-        "rope_local_base_freq": read.optional_number("rope.freq_base_swa") or 10000.0,
-    }
-    pattern = read.file.metadata.get(f"{read.prefix}.attention.sliding_window_pattern", 6)
-    if isinstance(pattern, Sequence):  # one truth value for each layer
-        kinds = {True: "sliding_attention", False: "full_attention"}
-        found["layer_types"] = [kinds[bool(is_local)] for is_local in pattern]
-    else:
-        found["sliding_window_pattern"] = pattern
-    for name in ("final_logit_softcapping", "attn_logit_softcapping"):
-        if cap := read.optional_number(name):
-            found[name] = cap
-    return found
-
-
-def _rope_scaling(file: GgufFile, read: _Reader, config: dict[str, Any]) -> dict[str, Any] | None:
+def _rope_scaling(
+    file: GgufFile, read: MetadataReader, config: dict[str, Any]
+) -> dict[str, Any] | None:
     if "rope_factors_long.weight" in file.tensors:
         raise UnsupportedBundle(
             f"{file.path}: rope scaling 'longrope' (rope_factors_long.weight) is not supported"
@@ -258,6 +133,8 @@ def _rope_scaling(file: GgufFile, read: _Reader, config: dict[str, Any]) -> dict
     if factor is None:
         raise IncompleteBundle(f"{file.path}: rope scaling {kind!r} without its factor")
     scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
+    if log_multiplier := read.optional_number("rope.scaling.yarn_log_multiplier"):
+        scaling["mscale"] = scaling["mscale_all_dim"] = shortest_decimal(10 * log_multiplier)
     if original := read.optional_integer("rope.scaling.original_context_length"):
         scaling["original_max_position_embeddings"] = original
     for key, target in (

@@ -103,10 +103,10 @@ def is_path(name: str) -> bool:
         return True
     try:
         find_model(name, allow_paths=False)
+    except AmbiguousModel:
+        return False
     except ModelNotFound:
         return _by_path(name, explicit_only=False) is not None
-    except AmbiguousModel:
-        pass
     return False
 
 

@@ -161,6 +161,7 @@ def _up_projections(
         values = loader.stack(f"{prefix}.unembed_out.weight", (heads, v_dim, latent))
         up_keys = torch.stack([_dense(key, loader.dtype) for key in keys]).transpose(1, 2)
         up_values = torch.stack([_dense(value, loader.dtype) for value in values])
+        loader.skip(f"{prefix}.kv_b_proj.weight")  # some files have both
     else:
         stored = loader.matrix(f"{prefix}.kv_b_proj.weight", (heads * (nope + v_dim), latent))
         both = _dense(stored, loader.dtype).view(heads, nope + v_dim, latent)

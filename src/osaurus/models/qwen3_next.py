@@ -35,10 +35,11 @@ from osaurus.models.layers import (
     attend,
     load_reordered,
     load_taps,
+    skip_draft_layers,
     store,
 )
 from osaurus.models.loading import WeightLoader
-from osaurus.quant.linear import Linear
+from osaurus.quant.linear import Linear, ReorderedLinear
 from osaurus.topology.base import AttentionTopology
 from osaurus.topology.recurrent import gated_delta as gated_delta_topology
 
@@ -92,7 +93,8 @@ class DeltaConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen3NextConfig(DecoderConfig):
     """Published spellings. `attends[i]` says that layer i is attention, `sparse[i]` that it has
-    experts (whose fields are 0 in a dense model)."""
+    experts (whose fields are 0 in a dense model). The last two say how a GGUF spells norms and
+    orders value heads."""
 
     attends: tuple[bool, ...]
     sparse: tuple[bool, ...]
@@ -102,6 +104,8 @@ class Qwen3NextConfig(DecoderConfig):
     moe_intermediate_size: int
     shared_expert_intermediate_size: int
     norm_topk_prob: bool
+    norms_include_one: bool
+    value_heads_tiled: bool
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Qwen3NextConfig:
@@ -139,6 +143,8 @@ class Qwen3NextConfig(DecoderConfig):
             moe_intermediate_size=int(config.get("moe_intermediate_size", 0)),
             shared_expert_intermediate_size=int(config.get("shared_expert_intermediate_size", 0)),
             norm_topk_prob=bool(config.get("norm_topk_prob", True)),
+            norms_include_one=bool(config.get("norms_include_one", False)),
+            value_heads_tiled=bool(config.get("value_heads_tiled", False)),
         )
 
 
@@ -225,10 +231,20 @@ class GatedDeltaNet:
         )
         self._taps, self._eps = taps, config.rms_norm_eps
         self._in = _load_delta_inputs(config, loader, prefix)
-        self._out = loader.linear([f"{prefix}.out_proj"], [config.hidden_size], delta.value_size)
+        out = loader.linear([f"{prefix}.out_proj"], [config.hidden_size], delta.value_size)
         self._norm = loader.vector(f"{prefix}.norm.weight", delta.value_head_dim)
-        self._decay = -loader.vector(f"{prefix}.A_log", heads).exp()
+        if loader.has(f"{prefix}.decay"):
+            self._decay = loader.vector(f"{prefix}.decay", heads)
+        else:
+            self._decay = -loader.vector(f"{prefix}.A_log", heads).exp()
         self._step_bias = loader.vector(f"{prefix}.dt_bias", heads)
+        if config.value_heads_tiled:
+            order = _tiled_heads(delta).to(loader.device)
+            self._decay, self._step_bias = self._decay[order], self._step_bias[order]
+            # Its columns are in the stored order of heads, which its input is brought to.
+            columns = _rows_of(order.argsort(), delta.value_head_dim)
+            out = ReorderedLinear(out, columns)
+        self._out: Linear = out
 
     @property
     def nbytes(self) -> int:
@@ -277,15 +293,42 @@ def _load_delta_inputs(config: Qwen3NextConfig, loader: WeightLoader, prefix: st
     order."""
     delta, hidden = config.delta, config.hidden_size
     heads, value_size = delta.num_value_heads, delta.value_size
-    if not loader.has(f"{prefix}.in_proj_qkvz.weight"):
-        names = [f"{prefix}.in_proj_{part}" for part in ("qkv", "z", "b", "a")]
-        return loader.linear(names, [delta.channels, value_size, heads, heads], hidden)
     key_heads, k_dim, group = delta.num_key_heads, delta.key_head_dim, heads // delta.num_key_heads
-    widths = [k_dim, k_dim, group * delta.value_head_dim, group * delta.value_head_dim]
-    names = [f"{prefix}.in_proj_qkvz", f"{prefix}.in_proj_ba"]
-    orders = [_by_part(key_heads, widths), _by_part(key_heads, [group, group])]
-    sizes = [delta.channels + value_size, 2 * heads]
+    qkv = z = rates = None  # orders of rows
+    if config.value_heads_tiled:
+        rates = _tiled_heads(delta)
+        z = _rows_of(rates, delta.value_head_dim)
+        qkv = _channel_order(delta)
+    if loader.has(f"{prefix}.in_proj_qkvz.weight"):
+        widths = [k_dim, k_dim, group * delta.value_head_dim, group * delta.value_head_dim]
+        parts = {"qkvz": (_by_part(key_heads, widths), delta.channels + value_size)}
+    else:
+        parts = {"qkv": (qkv, delta.channels), "z": (z, value_size)}
+    if loader.has(f"{prefix}.in_proj_ba.weight"):
+        parts["ba"] = (_by_part(key_heads, [group, group]), 2 * heads)
+    else:
+        parts |= {"b": (rates, heads), "a": (rates, heads)}
+    names = [f"{prefix}.in_proj_{part}" for part in parts]
+    orders, sizes = zip(*parts.values(), strict=True)
     return load_reordered(loader, names, orders, sizes, hidden)
+
+
+def _tiled_heads(delta: DeltaConfig) -> Tensor:
+    """Where value head h is stored when the first of each key head come first, then the second
+    of each: a GGUF's order, for the kernels' of all of one key head and then the next."""
+    stored = torch.arange(delta.num_value_heads).view(-1, delta.num_key_heads)
+    return stored.t().flatten()
+
+
+def _rows_of(heads: Tensor, width: int) -> Tensor:
+    """The rows of heads of `width` rows each."""
+    return (heads.unsqueeze(1) * width + torch.arange(width, device=heads.device)).flatten()
+
+
+def _channel_order(delta: DeltaConfig) -> Tensor:
+    """The same for what is convolved, of which queries and keys stay."""
+    values = 2 * delta.key_size + _rows_of(_tiled_heads(delta), delta.value_head_dim)
+    return torch.cat([torch.arange(2 * delta.key_size), values])
 
 
 def _by_part(heads: int, widths: list[int]) -> Tensor:
@@ -305,7 +348,7 @@ class Qwen3NextMoe:
         self._experts = Experts(loader, prefix, count, hidden, config.moe_intermediate_size)
         shared = config.shared_expert_intermediate_size
         self._shared = GatedMlp(loader, f"{prefix}.shared_expert", hidden, shared)
-        self._shared_gate = loader.tensor(f"{prefix}.shared_expert_gate.weight", (1, hidden))
+        self._shared_gate = _load_row(loader, f"{prefix}.shared_expert_gate.weight", hidden)
 
     @property
     def nbytes(self) -> int:
@@ -318,6 +361,17 @@ class Qwen3NextMoe:
         opening = sigmoid((x.float() * self._shared_gate).sum(-1, keepdim=True))
         chosen = self._experts(x, experts, weights, num_small)
         return chosen + opening * self._shared(x, num_small)
+
+
+def _load_row(loader: WeightLoader, name: str, size: int) -> Tensor:
+    """A matrix of one row [1, size] float32; a GGUF may keep it as a vector."""
+    try:
+        return loader.tensor(name, (1, size))
+    except UnsupportedBundle as error:
+        try:
+            return loader.vector(name, size).unsqueeze(0)
+        except UnsupportedBundle:
+            raise error from None
 
 
 class Qwen3NextBlock:
@@ -372,6 +426,7 @@ def load(config: Mapping[str, Any], loader: WeightLoader) -> DecoderModel:
     )
     # Layers that predict further tokens, and the eyes: the text is answered without them.
     loader.skip_under("mtp.", "language_model.mtp.", "model.visual.", "vision_tower.")
+    skip_draft_layers(loader, {**config, "num_hidden_layers": settings.num_hidden_layers})
     delta = settings.delta
     convolutions = [
         None
@@ -386,6 +441,10 @@ def load(config: Mapping[str, Any], loader: WeightLoader) -> DecoderModel:
     ]
     # MLX's converter lays convolutions out its own way and adds the one to norms.
     add_one = not any(found is not None and found[1] for found in convolutions)
+    add_one = add_one and not settings.norms_include_one
+    if settings.value_heads_tiled:
+        order = _channel_order(delta).to(loader.device)
+        convolutions = [found and (found[0][order], found[1]) for found in convolutions]
     blocks = [
         Qwen3NextBlock(settings, loader, prefix, layer, found[0] if found else None, add_one)
         for layer, found in enumerate(convolutions)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from osaurus.bundle.bundle import Bundle
     from osaurus.bundle.weights import WeightSource
 
+
 def load_model(
     bundle: Bundle,
     *,

@@ -20,7 +20,14 @@ from osaurus.kernels.rope import apply_rope
 from osaurus.models.base import ForwardBatch, LayerMemory
 from osaurus.models.decoder import Angles, DecoderModel, load_decoder
 from osaurus.models.fields import DecoderConfig, common_fields, layer_windows
-from osaurus.models.layers import GatedMlp, RmsNorm, attend, store
+from osaurus.models.layers import (
+    GatedMlp,
+    RmsNorm,
+    attend,
+    half_split_rows,
+    load_reordered,
+    store,
+)
 from osaurus.models.loading import WeightLoader
 from osaurus.topology.base import AttentionTopology
 
@@ -34,9 +41,11 @@ DEFAULTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmolLM3Config(DecoderConfig):
-    """Published spellings. `turns[i]` says that layer i has rotary positions."""
+    """Published spellings. `turns[i]` says that layer i has rotary positions;
+    `rope_interleaved` that rotary pairs lie side by side, as a GGUF has them."""
 
     turns: tuple[bool, ...]
+    rope_interleaved: bool
     windows: tuple[int | None, ...]
 
     @classmethod
@@ -55,6 +64,7 @@ class SmolLM3Config(DecoderConfig):
         return cls(
             **common,
             turns=tuple(bool(turn) for turn in turns),
+            rope_interleaved=bool(config.get("rope_interleaved", False)),
             windows=layer_windows({**config, "layer_types": types}, 1),
         )
 
@@ -78,8 +88,13 @@ class SmolLM3Block:
         )
         self._input_norm = RmsNorm(loader, f"{prefix}.input_layernorm", hidden, eps)
         self._post_norm = RmsNorm(loader, f"{prefix}.post_attention_layernorm", hidden, eps)
-        self._qkv = loader.linear(
+        orders: list[Tensor | None] = [None, None, None]
+        if config.rope_interleaved:
+            orders[:2] = [half_split_rows(n, dim, 0, dim) for n in (self._heads, self._kv_heads)]
+        self._qkv = load_reordered(
+            loader,
             [f"{prefix}.self_attn.{name}_proj" for name in "qkv"],
+            orders,
             [self._heads * dim, self._kv_heads * dim, self._kv_heads * dim],
             hidden,
         )
