@@ -108,6 +108,7 @@ class ChatEngine:
                     ChoiceRules(request, checker, notes, budget, detector)
                     for budget, detector in zip(budgets, detectors, strict=True)
                 ],
+                params=params,
                 prompt_tokens=num_tokens,
                 suppress_progress=suppress_progress,
             )

@@ -26,6 +26,7 @@ from osaurus.runtime.mapper import GenerationEventMapper
 from osaurus.runtime.pool import HeldModel
 from osaurus.types.engine import EventStream
 from osaurus.types.events import Info, RuntimeEvent
+from osaurus.types.sampling import SamplingParams
 
 #: Items between producers and consumer.
 MAX_QUEUED_EVENTS = 256
@@ -57,10 +58,12 @@ class ChatStream:
         held: HeldModel,
         streams: Sequence[EventStream],
         rules: Sequence[ChoiceRules],
+        params: SamplingParams,
         prompt_tokens: int,
         suppress_progress: bool = False,
     ) -> None:
         self.model_id = held.model.model_id
+        self.params = params  #: those that run
         self.prompt_tokens = prompt_tokens
         self.num_choices = len(streams)
         self._held = held
@@ -109,14 +112,18 @@ class ChatStream:
                 raise failure
         return item
 
+    def cancel(self) -> None:
+        """End the answer from outside its consumer, who finds an error where it would go on."""
+        for stream in self._streams:
+            stream.close()
+
     async def aclose(self) -> None:
         """Cancel what still runs, wait for the engine to let go, release the lease.
 
         A caller that is cancelled while waiting leaves this to finish by itself. Idempotent.
         """
         if self._closing is None:
-            for stream in self._streams:
-                stream.close()
+            self.cancel()
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
 

@@ -26,6 +26,7 @@ from osaurus.server.apis.admin_settings import SettingsAdmin
 from osaurus.server.apis.models import ModelCatalog
 from osaurus.server.apis.ollama_chat import OllamaChat
 from osaurus.server.apis.openai_chat import OpenAIChat
+from osaurus.server.apis.responses import Responses
 from osaurus.server.auth import KeyGuard
 from osaurus.server.errors import RequestRefused, error_response
 from osaurus.server.exchange import Exchange
@@ -63,6 +64,7 @@ def build_app(chat: ChatEngine, config: AppConfig, readiness: Readiness | None =
     residents = ModelAdmin(chat.runtime)
     openai = OpenAIChat(chat, admission, ping_interval_s=config.ping_interval_s)
     ollama = OllamaChat(chat, admission)
+    responses = Responses(chat, admission, ping_interval_s=config.ping_interval_s)
     models = ModelCatalog(chat.runtime)
     cache = CacheAdmin(chat.runtime, chat.live)
     settings = SettingsAdmin(chat.runtime, chat.live)
@@ -70,6 +72,11 @@ def build_app(chat: ChatEngine, config: AppConfig, readiness: Readiness | None =
         ("POST", "/chat/completions", openai.chat_completions),
         ("POST", "/chat", ollama.chat),
         ("POST", "/generate", ollama.generate),
+        ("POST", "/responses", responses.create),
+        ("GET", "/responses/{response_id}", responses.retrieve),
+        ("DELETE", "/responses/{response_id}", responses.delete),
+        ("POST", "/responses/{response_id}/cancel", responses.cancel),
+        ("GET", "/responses/{response_id}/input_items", responses.input_items),
         ("GET", "/models", models.list_models),
         ("GET", "/models/{model_id:path}", models.get_model),
         ("GET", "/health", health.health),
