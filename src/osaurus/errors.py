@@ -6,13 +6,16 @@
     │   ├── ContextLengthExceeded
     │   ├── ModelNotFound
     │   ├── AmbiguousModel
+    │   ├── ModelNotLoaded       it is there, and the settings let no request load it
     │   ├── TemplateError        the bundle's chat template refused the messages
     │   │   ├── NoChatTemplate       the bundle has none: it completes raw text only
     │   │   └── ToolsUnsupported     it has no place for tools, and nothing can stand in
     │   └── ToolChoiceUnsatisfied    a call was required and the model made none
-    ├── LimitError           correct, but more than this process may take         (HTTP 413/429/503)
+    ├── LimitError           correct, but more than this process may take         (HTTP 413/429/50x)
     │   ├── PayloadTooLarge
     │   ├── ServerOverloaded
+    │   │   └── RateLimited          more requests in a minute than the settings allow
+    │   ├── RequestTimedOut          an answer that took longer than the settings allow
     │   └── InsufficientResources
     │       └── LoadRefused          a load that would disturb what others use
     ├── BundleError          the model folder is damaged, unfinished or unsupported
@@ -82,6 +85,19 @@ class AmbiguousModel(ModelNotFound):
         self.candidates = candidates
 
 
+class ModelNotLoaded(UserError):
+    """Models load by hand only; `model` is not one that is loaded."""
+
+    code = "model_not_loaded"
+
+    def __init__(self, model: str, setting: str) -> None:
+        super().__init__(
+            f"model {model!r} is not loaded and {setting} is false; load it with "
+            f"`POST /admin/preload`, or set {setting} to true"
+        )
+        self.model = model
+
+
 class TemplateError(UserError):
     code = "chat_template_error"
 
@@ -114,6 +130,21 @@ class ServerOverloaded(LimitError):
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class RateLimited(ServerOverloaded):
+    code = "rate_limit_exceeded"
+
+
+class RequestTimedOut(LimitError):
+    code = "answer_timeout"
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(
+            f"the answer took longer than the {limit_s:g} s that network.timeoutSeconds allows; "
+            "ask for fewer tokens or raise it"
+        )
+        self.limit_s = limit_s
 
 
 class InsufficientResources(LimitError):

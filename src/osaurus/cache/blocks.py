@@ -14,6 +14,7 @@ longest ago goes first. Holders release a sequence from its end, so leaves go be
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
@@ -86,8 +87,9 @@ class BlockPool:
         self._kept: list[set[int]] = [set() for _ in self._capacity]
         #: Blocks that lose their last holder while they may hold values that are not finite.
         self._dirty: set[tuple[int, int]] = set()
-        #: (group, block) without holder but kept, released longest ago first.
-        self._cached: OrderedDict[tuple[int, int], None] = OrderedDict()
+        #: (group, block) without holder but kept, released longest ago first, and when.
+        self._cached: OrderedDict[tuple[int, int], float] = OrderedDict()
+        self.clock: Callable[[], float] = time.monotonic
         self._num_cached = [0] * len(self._capacity)
         self.used_bytes = 0  #: held by somebody
         self.cached_bytes = 0  #: kept for nobody in particular
@@ -275,10 +277,20 @@ class BlockPool:
         if block not in self._kept[group]:
             self._free_block(group, block)
             return
-        self._cached[group, block] = None
+        self._cached[group, block] = self.clock()
         self._num_cached[group] += 1
         self.cached_bytes += self.block_bytes[group]
         while self.cached_bytes > self.cached_limit_bytes:
+            self._evict(next(iter(self._cached)))
+
+    @property
+    def oldest_release(self) -> float | None:
+        """When the cached block was released that nobody has used for longest."""
+        return next(iter(self._cached.values()), None)
+
+    def evict_older(self, limit: float) -> None:
+        """Free cached blocks that were released by then."""
+        while (oldest := self.oldest_release) is not None and oldest <= limit:
             self._evict(next(iter(self._cached)))
 
     def _release_coded(self, group: int, block: int) -> None:

@@ -380,11 +380,31 @@ class CacheCoordinator:
 
     # Stats and clearing.
 
+    @property
+    def expires_at(self) -> float | None:
+        """When the prefix in memory that nobody has used for longest has to go, on the clock
+        of the pools; None where prefixes have no such time, or there are none."""
+        if self.config.prefix_ttl_s is None:
+            return None
+        used = (self._pool.oldest_release, self.states.snapshots.oldest_use)
+        return min((at + self.config.prefix_ttl_s for at in used if at is not None), default=None)
+
+    def expire(self, now: float) -> None:
+        """Let go of what nobody has used for too long."""
+        if self.config.prefix_ttl_s is not None:
+            limit = now - self.config.prefix_ttl_s
+            self._pool.evict_older(limit)
+            self.states.snapshots.drop_older(limit)
+
+    def forget_memory(self) -> None:
+        """Forget every prefix of this model that memory holds; what is on disk stays."""
+        self.index.clear()
+        self.states.snapshots.clear()
+
     def clear(self) -> None:
         """Forget every prefix of this model in memory and on disk."""
         self.drop_pending()
-        self.index.clear()
-        self.states.snapshots.clear()
+        self.forget_memory()
         if self.disk is not None:
             self.disk.clear_soon(self._key.name)
 

@@ -8,8 +8,9 @@ that the last block before it has.
 from __future__ import annotations
 
 import json
+import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -125,6 +126,8 @@ class SnapshotStore:
         self.misses = 0
         self.evictions = 0
         self._entries: OrderedDict[bytes, Snapshot] = OrderedDict()
+        self._used_at: dict[bytes, float] = {}
+        self.clock: Callable[[], float] = time.monotonic
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -140,12 +143,13 @@ class SnapshotStore:
         """Keep a snapshot as the most recent; an equal key keeps what it has, since equal
         tokens made it. False when it alone is over the bound."""
         if digest in self._entries:
-            self._entries.move_to_end(digest)
+            self._touch(digest)
             return True
         size = snapshot.nbytes
         if self.max_entries < 1 or (self.max_bytes is not None and size > self.max_bytes):
             return False
         self._entries[digest] = snapshot
+        self._touch(digest)
         self.nbytes += size
         while len(self._entries) > self.max_entries or (
             self.max_bytes is not None and self.nbytes > self.max_bytes
@@ -173,8 +177,19 @@ class SnapshotStore:
         self.hits += 1
         for digest in reversed(digests[: found[0] + 1]):
             if digest in self._entries:
-                self._entries.move_to_end(digest)
+                self._touch(digest)
         return found
+
+    @property
+    def oldest_use(self) -> float | None:
+        """When the snapshot was used that nobody has used for longest."""
+        return next((self._used_at[digest] for digest in self._entries), None)
+
+    def drop_older(self, limit: float) -> None:
+        """Forget those whose last use was by then."""
+        while (oldest := self.oldest_use) is not None and oldest <= limit:
+            self._drop(next(iter(self._entries)))
+            self.evictions += 1
 
     def discard(self, digest: bytes) -> None:
         """Forget one snapshot, if it is there."""
@@ -183,6 +198,7 @@ class SnapshotStore:
 
     def clear(self) -> None:
         self._entries.clear()
+        self._used_at.clear()
         self.nbytes = 0
 
     def check(self) -> None:
@@ -190,7 +206,12 @@ class SnapshotStore:
         assert len(self._entries) <= self.max_entries, "more snapshots than allowed"
         assert self.nbytes == sum(s.nbytes for s in self._entries.values()), "bytes miscounted"
 
+    def _touch(self, digest: bytes) -> None:
+        self._entries.move_to_end(digest)
+        self._used_at[digest] = self.clock()
+
     def _drop(self, digest: bytes) -> None:
+        del self._used_at[digest]
         self.nbytes -= self._entries.pop(digest).nbytes
 
 

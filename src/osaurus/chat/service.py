@@ -6,6 +6,7 @@ the sampling values and starts the engine; `complete` is `open` and a fold. Know
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -16,9 +17,10 @@ from osaurus.chat.embeddings import embed, refuse_embedder
 from osaurus.chat.prompt import PreparedPrompt, prepare_prompt
 from osaurus.chat.rules import ChoiceRules
 from osaurus.chat.sampling import effective_sampling, fit_to_context
-from osaurus.chat.stream import ChatStream
+from osaurus.chat.stream import ChatStream, Deadline
 from osaurus.chat.threads import ModelThreads
 from osaurus.chat.watched import output_of
+from osaurus.errors import RequestTimedOut
 from osaurus.parsing.budget import ThinkingBudget, arm_budget
 from osaurus.parsing.build import build_machine
 from osaurus.parsing.pieces import OutputMachine
@@ -62,12 +64,33 @@ class ChatEngine:
         """Start answering. The caller must close the stream, best by `async with`.
 
         Raises before any event: `ModelNotFound`, what is wrong with the bundle, `InvalidField`,
-        `TemplateError`, `ContextLengthExceeded`. Cancelling it leaves nothing behind.
+        `TemplateError`, `ContextLengthExceeded`, `RequestTimedOut`. Cancelling it leaves nothing
+        behind.
         """
         users: Mapping[str, Any] = {}
         if self.live is not None:
             await self.live.refresh(self.runtime)
             users = self.live.sampling
+        limit_s = self.runtime.settings.request_timeout_s
+        if limit_s is None:
+            return await self._open(request, users, suppress_progress, None)
+        deadline = Deadline(asyncio.get_running_loop().time() + limit_s, limit_s)
+        clock = asyncio.timeout_at(deadline.at)
+        try:
+            async with clock:
+                return await self._open(request, users, suppress_progress, deadline)
+        except TimeoutError:
+            if not clock.expired():
+                raise
+            raise RequestTimedOut(limit_s) from None
+
+    async def _open(
+        self,
+        request: ChatRequest,
+        users: Mapping[str, Any],
+        suppress_progress: bool,
+        deadline: Deadline | None,
+    ) -> ChatStream:
         held = await self.runtime.acquire(request.model)
         try:
             model = held.model
@@ -111,6 +134,8 @@ class ChatEngine:
                 params=params,
                 prompt_tokens=num_tokens,
                 suppress_progress=suppress_progress,
+                interval=self.runtime.settings.stream_interval,
+                deadline=deadline,
             )
         except BaseException:
             held.release()

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
+from osaurus.chat.coalesce import Coalescer
 from osaurus.chat.rules import ChoiceRules
 from osaurus.errors import (
     EngineShutdown,
     InsufficientResources,
     OsaurusError,
     RequestFailed,
+    RequestTimedOut,
     ServerOverloaded,
 )
 from osaurus.runtime.mapper import GenerationEventMapper
@@ -42,6 +44,14 @@ class ChoiceEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class Deadline:
+    """When an answer must be whole: `at` on the loop's clock, `limit_s` after its request."""
+
+    at: float
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Failure:
     error: Exception
 
@@ -49,7 +59,8 @@ class _Failure:
 class ChatStream:
     """Iterate it once, inside `async with`. Every choice ends with its `Info`.
 
-    Raises the failure of any choice as an `OsaurusError`; what was yielded before stands.
+    Raises the failure of any choice as an `OsaurusError`, `RequestTimedOut` past the deadline;
+    what was yielded before stands.
     """
 
     def __init__(
@@ -61,7 +72,12 @@ class ChatStream:
         params: SamplingParams,
         prompt_tokens: int,
         suppress_progress: bool = False,
+        interval: int = 1,
+        deadline: Deadline | None = None,
     ) -> None:
+        """`interval` pieces of text are passed on as one."""
+        self._interval = interval
+        self._deadline = deadline
         self.model_id = held.model.model_id
         self.params = params  #: those that run
         self.prompt_tokens = prompt_tokens
@@ -102,7 +118,7 @@ class ChatStream:
     async def __anext__(self) -> ChoiceEvent:
         if self._num_ended == self.num_choices:
             raise StopAsyncIteration
-        item = await self._queue.get()
+        item = await self._next()
         if isinstance(item, _Failure):
             raise item.error
         if isinstance(item.event, Info):
@@ -117,6 +133,15 @@ class ChatStream:
         for stream in self._streams:
             stream.close()
 
+    async def _next(self) -> ChoiceEvent | _Failure:
+        if self._deadline is None:
+            return await self._queue.get()
+        try:
+            async with asyncio.timeout_at(self._deadline.at):
+                return await self._queue.get()
+        except TimeoutError:
+            raise RequestTimedOut(self._deadline.limit_s) from None
+
     async def aclose(self) -> None:
         """Cancel what still runs, wait for the engine to let go, release the lease.
 
@@ -128,10 +153,11 @@ class ChatStream:
         await asyncio.shield(self._closing)
 
     async def _produce(self, index: int, mapper: GenerationEventMapper, rules: ChoiceRules) -> None:
+        pieces = Coalescer(self._interval)
         try:
             async with aclosing(mapper.events()) as events:
                 async for event in events:
-                    for kept in rules.take(event):
+                    for kept in (one for taken in rules.take(event) for one in pieces.take(taken)):
                         remarks = rules.remarks(kept) if isinstance(kept, Info) else {}
                         await self._queue.put(ChoiceEvent(index, kept, remarks))
         except Exception as error:  # noqa: BLE001 - raised again where the stream is read

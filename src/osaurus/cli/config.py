@@ -187,11 +187,10 @@ def _change(setting: Setting, change: Callable[[Document], Document], as_json: b
     if as_json:
         print(json.dumps(_row_json(one), indent=2))
         return
-    say(f"{setting.key} is {_shown(one)}, {_WHEN[setting.live]}")
+    when = _WHEN[setting.live] if setting.is_used else f"without effect here: {setting.help}"
+    say(f"{setting.key} is {_shown(one)}, {when}")
     if one.origin == "environment":
         say(f"{one.source} is set here and wins over the file")
-    if not setting.is_used:
-        say("nothing heeds it yet; it is kept for other programs")
 
 
 def _places_only() -> Mapping[str, str]:
@@ -200,7 +199,7 @@ def _places_only() -> Mapping[str, str]:
 
 
 def _row(one: Resolved) -> tuple[str, ...]:
-    counts = one.setting.live if one.setting.is_used else "not used yet"
+    counts = one.setting.live if one.setting.is_used else f"no effect: {one.setting.help}"
     return (one.setting.key, _shown(one), _origin(one), one.setting.legal, counts)
 
 

@@ -23,6 +23,7 @@ from osaurus.engine.cache import open_cache
 from osaurus.engine.client import Mailbox, Stream
 from osaurus.engine.decode_threads import DecodeThreads
 from osaurus.engine.device import OwnDevice, is_device_lost
+from osaurus.engine.idle import IdleCare
 from osaurus.engine.pools import build_pools
 from osaurus.engine.rate import RollingTokenRate
 from osaurus.engine.rederive import Rederiver
@@ -106,6 +107,7 @@ class BatchEngine:
             max_context_tokens=self.max_context_tokens,
             chunk_tokens=config.prefill_chunk_tokens,
             latency_budget_s=config.latency_budget_ms / 1000,
+            prefill_batch_size=config.prefill_batch_size,
         )
         self.config = config
         self.stats = EngineStats()
@@ -115,7 +117,8 @@ class BatchEngine:
         self._rederiver = Rederiver(self.scheduler, self.cache)
         self._token_bytes = token_bytes
         self._seat = seat or OwnDevice()
-        self._clock = clock
+        self._clock = self.pool.clock = self.states.snapshots.clock = clock
+        self._idle = IdleCare(self.cache, self.pool, sleep_s=config.light_sleep_s, clock=clock)
         # Reentrant: the collector may drop a stream, which cancels, on a thread that holds it.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -276,7 +279,10 @@ class BatchEngine:
                         break
                     self._changed.wait(WRITER_WAIT_S)
                 else:
-                    self._changed.wait()
+                    due_s = self._idle.due_in()
+                    if due_s == 0:
+                        break
+                    self._changed.wait(due_s)
             return not self._shutting_down
 
     def _has_work(self) -> bool:
@@ -293,6 +299,7 @@ class BatchEngine:
         """One turn of the loop; harmless without work."""
         self._apply_operations()
         self._settle_cancelled()
+        self._idle.run(is_busy=self._has_work())
         with torch.inference_mode(), self._seat.hold(self._look_after) as has_device:
             self._settle_cancelled()
             if self._shutting_down or not has_device:
@@ -372,11 +379,13 @@ class BatchEngine:
     def _run_decode(
         self, spans: Sequence[RowSpan]
     ) -> list[tuple[Sequence[RowSpan], list[Sampled]]]:
-        """Run all spans in one forward; if that fails, each alone, so that only the request
-        at fault ends. What a failed forward wrote to blocks does not count, since lengths
-        advance later; state it has changed in place, and that is computed anew."""
+        """Run all spans in one forward, or as many as may go together; if that fails, each
+        alone, so that only the request at fault ends. What a failed forward wrote to blocks does
+        not count, since lengths advance later; state it has changed in place, and that is
+        computed anew."""
         together = [span for span in spans if not span.request.is_alone]
-        groups = [together] if together else []
+        size = self.config.decode_batch_size or max(1, len(together))
+        groups = [together[first : first + size] for first in range(0, len(together), size)]
         groups += [[span] for span in spans if span.request.is_alone]
         outcome: list[tuple[Sequence[RowSpan], list[Sampled]]] = []
         while groups:

@@ -54,6 +54,7 @@ class Scheduler:
         max_context_tokens: int,
         chunk_tokens: int,
         latency_budget_s: float,
+        prefill_batch_size: int | None = None,
     ) -> None:
         self.pool = pool
         self.slots = slots
@@ -66,6 +67,7 @@ class Scheduler:
         self.forks = 0
         self._max_context = max_context_tokens
         self._chunk_limit = chunk_tokens
+        self._prefill_batch_size = prefill_batch_size
         self._latency_budget_s = latency_budget_s
         self._shared_chunk = min(chunk_tokens, 2 * MIN_CHUNK_TOKENS)
         self._last_prefilled: Request | None = None
@@ -155,6 +157,7 @@ class Scheduler:
     def plan_prefill(self) -> RowSpan | None:
         """The next chunk of the prefilling request whose turn it is."""
         candidates = [r for r in self.active if r.phase is Phase.PREFILL]
+        candidates = candidates[: self._prefill_batch_size]
         if not candidates:
             return None
         if self._last_prefilled in candidates:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from osaurus.errors import InvalidField
 from osaurus.parsing.selection import check_overrides
 from osaurus.runtime.load import LoadOptions, resolve_device
 from osaurus.runtime.machine import device_memory, host_memory
@@ -47,6 +48,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
         reasoning_override=_parser(settings["tools.reasoningParserOverride"]),
     )
     kv_mode_of(settings)
+    chat_template_of(settings)
 
 
 def load_options(settings: Mapping[str, Any]) -> LoadOptions:
@@ -61,6 +63,9 @@ def load_options(settings: Mapping[str, Any]) -> LoadOptions:
         or _ENGINE.prefill_chunk_tokens,
         latency_budget_ms=settings["performance.latencyBudgetMs"],
         max_context_tokens=settings["performance.maxContextTokens"],
+        decode_batch_size=settings["concurrency.completionBatchSize"],
+        prefill_batch_size=settings["concurrency.prefillBatchSize"],
+        light_sleep_s=_sleep_after(settings, "power.lightSleepAfterSeconds"),
         cache=cache_config(settings),
     )
     return LoadOptions(
@@ -74,6 +79,7 @@ def load_options(settings: Mapping[str, Any]) -> LoadOptions:
         limits=limits_of(settings),
         fits_batch=capacity_of(settings).requests == "auto",
         served_name=settings["network.servedModelName"],
+        chat_template=chat_template_of(settings),
     )
 
 
@@ -95,7 +101,22 @@ def cache_config(settings: Mapping[str, Any]) -> CacheConfig:
         memory_profile=settings["memorySafety.mode"],
         prefix_max_bytes=_megabytes(settings["cache.prefix.memoryLimitMB"]),
         prefix_percent=settings["cache.prefix.memoryPercent"],
+        prefix_ttl_s=_seconds(settings["cache.prefix.ttlMinutes"]),
     )
+
+
+def chat_template_of(settings: Mapping[str, Any]) -> str | None:
+    """The text of the user's own template. Raises `InvalidField` for a file that is not there."""
+    key = "tools.customChatTemplate"
+    given: str | None = settings[key]
+    if given is None or "{%" in given or "{{" in given:
+        return given
+    try:
+        return Path(given).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidField(
+            key, f"no template can be read from {given}: {error}; name a Jinja file"
+        ) from None
 
 
 def kv_mode_of(settings: Mapping[str, Any]) -> KVMode:
@@ -130,15 +151,30 @@ def capacity(settings: Mapping[str, Any]) -> int:
 def runtime_settings(settings: Mapping[str, Any], *, max_concurrent: int) -> RuntimeSettings:
     return RuntimeSettings(
         eviction=settings["residency.evictionPolicy"],
-        residency=ResidencyPolicy(
-            mode=settings["residency.mode"], seconds=settings["residency.seconds"]
-        ),
+        residency=_residency(settings),
         max_concurrent_sequences=max_concurrent,
         ram_soft_threshold=min(
             settings["residency.loadRAMSoftThreshold"], settings["residency.loadRAMHardThreshold"]
         ),
         degeneration_detection=settings["guardrails.degenerationDetection"],
+        loads_on_request=settings["power.jitLoad"],
+        wakes_on_request=settings["power.wakeOnRequest"],
+        request_timeout_s=settings["network.timeoutSeconds"],
+        stream_interval=settings["generation.streamInterval"],
     )
+
+
+def _residency(settings: Mapping[str, Any]) -> ResidencyPolicy:
+    """The policy, or deep sleep where that comes sooner."""
+    policy = ResidencyPolicy(mode=settings["residency.mode"], seconds=settings["residency.seconds"])
+    asleep_s = _sleep_after(settings, "power.deepSleepAfterSeconds")
+    if asleep_s is None or (policy.delay_s is not None and policy.delay_s <= asleep_s):
+        return policy
+    return ResidencyPolicy(seconds=asleep_s)
+
+
+def _sleep_after(settings: Mapping[str, Any], key: str) -> float | None:
+    return settings[key] if settings["power.autoSleepEnabled"] else None
 
 
 def sampling_of(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,6 +187,10 @@ def _parser(name: str | None) -> str | None:
     if name is None or name.lower() in _BUNDLES_PARSER:
         return None
     return "none" if name.lower() in _NO_PARSER else name
+
+
+def _seconds(minutes: float | None) -> float | None:
+    return None if minutes is None else 60 * minutes
 
 
 def _megabytes(value: float | None) -> int | None:

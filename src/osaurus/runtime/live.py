@@ -81,6 +81,11 @@ class LiveSettings:
         return self._settings
 
     @property
+    def requests_per_minute(self) -> int | None:
+        """As the file has it this moment: it decides before a request refreshes anything."""
+        return self.store.snapshot()["network.rateLimitRequestsPerMinute"]
+
+    @property
     def limits(self) -> Limits:
         return self._source.options.limits
 

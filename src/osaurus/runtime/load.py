@@ -46,9 +46,10 @@ class LoadOptions:
 
     `quantize` turns matrices that a bundle stores in plain numbers into 8- or 4-bit ones;
     what is stored quantized stays as it is. `tool_format` and `reasoning_format` stand in for
-    what a bundle says of its output. `limits` decide whether a model that may not fit is
-    loaded. `served_name` is a further name of `default_model`. With `fits_batch` a
-    model that takes more memory a request runs fewer of them.
+    what a bundle says of its output, `chat_template` (its text) for the template it has.
+    `limits` decide whether a model that may not fit is loaded. `served_name` is a further
+    name of `default_model`. With `fits_batch` a model that takes more memory a request runs
+    fewer of them.
     """
 
     compute_mode: ComputeMode = "bfloat16"
@@ -60,6 +61,7 @@ class LoadOptions:
     reasoning_format: str | None = None
     limits: Limits = field(default_factory=Limits)
     served_name: str | None = None
+    chat_template: str | None = None
     default_model: str = "default"
     fits_batch: bool = False
 
@@ -145,6 +147,11 @@ class BundleSource:
         options = self.options
         device = resolve_device(options.device)
         bundle = open_bundle(listing.path, listing.model_id)
+        if options.chat_template is not None:
+            templates = {"default": options.chat_template}
+            bundle = replace(
+                bundle, chat_template=options.chat_template, chat_templates=templates
+            )
         others = sum(size for name, size in self._taken.items() if name != listing.model_id)
         plan = self._last_plan = check_memory(bundle, options, device, others_bytes=others)
         if not plan.allowed:

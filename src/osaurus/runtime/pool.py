@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from osaurus.errors import EngineShutdown, LoadRefused
+from osaurus.errors import EngineShutdown, LoadRefused, ModelNotLoaded
 from osaurus.runtime.blocking import on_thread
 from osaurus.runtime.cache_totals import CacheTotals
 from osaurus.runtime.held import HeldModel, Waiter
@@ -112,7 +112,8 @@ class ModelRuntime:
 
         `allow_paths` is for names that the operator gave, never for a client's. Raises
         `ModelNotFound`, what was wrong with the bundle, `LoadRefused` for a background use that
-        would disturb others, or `EngineShutdown`.
+        would disturb others, `ModelNotLoaded` where the settings let no request load it, or
+        `EngineShutdown`.
         """
         use = use or ModelUse()
         is_live = use.intent == "interactive"
@@ -138,6 +139,7 @@ class ModelRuntime:
         model_id = self._resident_id(name)
         if model_id is None:
             model_id = (await self.find(name)).model_id
+        self._residents.by_hand.discard(model_id)
         return await self._loader.evict(model_id)
 
     async def unload_not_in(self, keep: Sequence[str]) -> None:
@@ -145,10 +147,12 @@ class ModelRuntime:
         kept = {*map(self._residents.id_of, keep), *self.lease.active_names()}
         await self._loader.evict_all([n for n in self._loader.models.names() if n not in kept])
 
-    async def clear_all(self) -> None:
+    async def clear_all(self, *, by_hand: bool = False) -> None:
         """Unload everything, as `unload` does, loads under way included: what a load reads has
-        changed. Who waits for a load gets a fresh one."""
+        changed, or somebody wants it all gone. Who waits for a load gets a fresh one."""
         self._residency.cancel_all()
+        if by_hand:
+            self._residents.by_hand.clear()
         await self._loader.clear()
 
     async def shut_down(self) -> None:
@@ -310,10 +314,13 @@ class ModelRuntime:
             if model_id is None:
                 listing = await self.find(name, allow_paths=allow_paths)
                 model_id = listing.model_id
+            if use.by_hand:
+                self._residents.by_hand.add(model_id)
             resident = self._loader.models.get(model_id)
             if resident is not None:
                 self._take(waiter, resident)
             elif listing is not None:
+                self._check_may_load(model_id, use)
                 try:
                     await self._loader.join(listing, waiter)
                 except BaseException:
@@ -332,7 +339,17 @@ class ModelRuntime:
             face = self._residents.faces[model_id] = container.face(engine)
         return face
 
+    def _check_may_load(self, model_id: str, use: ModelUse) -> None:
+        """Whether the settings let this use load the model. Who joins a load may."""
+        if use.by_hand or model_id in self._loader.models.creating():
+            return
+        if not self.settings.loads_on_request and model_id not in self._residents.by_hand:
+            raise ModelNotLoaded(model_id, "power.jitLoad")
+        if not self.settings.wakes_on_request and model_id in self._residents.asleep:
+            raise ModelNotLoaded(model_id, "power.wakeOnRequest")
+
     def _take(self, waiter: Waiter, container: ModelContainer) -> None:
+        self._residents.asleep.discard(container.model_id)
         self._residency.mark_active(container.model_id)
         self.lease.acquire(container.model_id)
         waiter.container = container
@@ -352,4 +369,5 @@ class ModelRuntime:
 
     async def _unload_idle(self, model_id: str) -> None:
         if self._is_resident(model_id) and not self.lease.count(model_id):
+            self._residents.asleep.add(model_id)
             await self._loader.evict(model_id)

@@ -15,6 +15,8 @@ class Residents:
         self.listings: dict[str, Listing] = {}
         self.owners: dict[str, UseSource] = {}  #: who used it last
         self.policies: dict[str, ResidencyPolicy] = {}  #: instead of the settings' one
+        self.by_hand: set[str] = set()  #: asked for by hand, and not unloaded by hand since
+        self.asleep: set[str] = set()  #: unloaded because nobody used them
         self.current: str | None = None  #: used last of all
         self._names: dict[str, str] = {}  # names that led to a model -> its id
 
@@ -39,4 +41,6 @@ class Residents:
     def clear(self) -> None:
         for table in (self.faces, self.listings, self.owners, self.policies, self._names):
             table.clear()
+        self.by_hand.clear()
+        self.asleep.clear()
         self.current = None

@@ -6,18 +6,28 @@ with the limit in the message, as early as they can be seen.
 
 from __future__ import annotations
 
+import math
 import re
+import time
+from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from starlette.types import Message, Receive, Scope
 
-from osaurus.errors import InvalidField, PayloadTooLarge, ServerOverloaded, UserError
+from osaurus.errors import (
+    InvalidField,
+    PayloadTooLarge,
+    RateLimited,
+    ServerOverloaded,
+    UserError,
+)
 from osaurus.server.errors import RequestRefused
 
 MAX_HEADERS = 200
 MAX_HEADER_BYTES = 1024 * 1024
 MAX_JSON_DEPTH = 256
+_MINUTE_S = 60.0
 
 #: Strings are skipped whole, so that brackets in them do not count.
 _JSON_MARKS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[{]|[\]}]', re.DOTALL)
@@ -84,11 +94,20 @@ def check_json_depth(body: bytes) -> None:
 
 
 class Admission:
-    """Counts the inference requests in flight; one event loop owns it. `limit` is asked each
-    time: it follows a setting."""
+    """Counts the inference requests in flight and those of the last minute; one event loop owns
+    it. `limit` and `per_minute`, None for any number, are asked each time: they follow settings."""
 
-    def __init__(self, limit: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        limit: Callable[[], int],
+        *,
+        per_minute: Callable[[], int | None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._limit = limit
+        self._per_minute = per_minute
+        self._clock = clock
+        self._begun: deque[float] = deque()  # when those of the last minute did
         self.active = 0
 
     @property
@@ -97,14 +116,31 @@ class Admission:
 
     @contextmanager
     def slot(self) -> Generator[None]:
-        """Raises `ServerOverloaded` when `limit` requests are running or waiting."""
+        """Raises `ServerOverloaded` when `limit` requests are running or waiting, `RateLimited`
+        when as many as may began in the last minute."""
+        self._check_rate()
         if self.active >= self.limit:
             raise ServerOverloaded(
                 f"{self.active} requests are running or waiting; the limit is {self.limit}; "
                 "try again in a second"
             )
         self.active += 1
+        self._begun.append(self._clock())
         try:
             yield
         finally:
             self.active -= 1
+
+    def _check_rate(self) -> None:
+        now, allowed = self._clock(), self._per_minute()
+        while self._begun and self._begun[0] <= now - _MINUTE_S:
+            self._begun.popleft()
+        if allowed is None or len(self._begun) < allowed:
+            return
+        # The one whose end of a minute makes room.
+        wait_s = math.ceil(self._begun[len(self._begun) - allowed] + _MINUTE_S - now)
+        raise RateLimited(
+            f"{len(self._begun)} requests in the last minute; network.rateLimitRequestsPerMinute "
+            f"allows {allowed}; try again in {wait_s} s",
+            retry_after_s=max(1, wait_s),
+        )

@@ -12,17 +12,23 @@ from collections.abc import Iterator
 from osaurus.settings.fields import Setting
 from osaurus.settings.schema import SETTINGS
 
+_KEPT = (
+    "Settings of other programs. The file keeps them, `osaurus config show` says `no effect`, and "
+    "nothing\nhere heeds them."
+)
+
 
 def tables() -> str:
-    """One table a section of what is used, then one line of what is only kept."""
+    """One table a section of what is used, then one of what is only kept."""
     sections = dict.fromkeys(setting.path[0] for setting in SETTINGS)
     lines: list[str] = []
     for section in sections:
         used = [one for one in SETTINGS if one.path[0] == section and one.is_used]
         if used:
             lines += [f"### {section}", "", *_table(used), ""]
-    kept = ", ".join(f"`{one.key}`" for one in SETTINGS if not one.is_used)
-    lines += ["### Kept, and not used yet", "", kept + ".", ""]
+    lines += ["### Kept without effect", "", _KEPT, "", "| key | why |", "|---|---|"]
+    lines += [f"| `{one.key}` | {one.help} |" for one in SETTINGS if not one.is_used]
+    lines.append("")
     return "\n".join(lines)
 
 

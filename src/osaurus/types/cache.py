@@ -69,7 +69,8 @@ class CacheConfig:
     `snapshot_interval` tokens of a prompt; `rederive` recomputes missing ones when idle.
     `reuse_generated` lets a later prompt take over keys and values that decoding made.
     Prefixes that nobody uses fill `prefix_max_bytes` at most, else `prefix_percent` of the
-    machine's memory, else the share of `memory_profile`.
+    machine's memory, else the share of `memory_profile`; with `prefix_ttl_s` one goes that
+    long after its last use.
     """
 
     use_paged_cache: Literal["off", "auto", "on"] = "auto"
@@ -86,6 +87,7 @@ class CacheConfig:
     memory_profile: MemoryProfile = "safe_auto"
     prefix_max_bytes: int | None = None
     prefix_percent: float | None = None
+    prefix_ttl_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -210,7 +210,9 @@ class EngineConfig:
     this process. `kv_max_blocks` bounds it to so many blocks of every layer. An accelerator's
     allocator may hold `allocator_cache_bytes` unused, None for any.
     `prefill_chunk_tokens` bounds one prefill forward; with streams running a chunk is sized to
-    `latency_budget_ms`.
+    `latency_budget_ms`. At most `decode_batch_size` requests decode in one forward, and
+    `prefill_batch_size` prompts take turns being read, None for all. An engine that was idle for
+    `light_sleep_s` gives up the prefixes that it holds in memory.
     """
 
     max_batch_size: int = 8
@@ -220,5 +222,8 @@ class EngineConfig:
     allocator_cache_bytes: int | None = 512 << 20
     prefill_chunk_tokens: int = 512
     latency_budget_ms: float = 60.0
+    decode_batch_size: int | None = None
+    prefill_batch_size: int | None = None
+    light_sleep_s: float | None = None
     max_context_tokens: int | None = None
     cache: CacheConfig = field(default_factory=CacheConfig)

@@ -43,6 +43,10 @@ class RuntimeSettings:
     `manual_multi_model` evicts. `eviction_wait_s` bounds how long an eviction waits for streams
     before it ends them. `failure_pause_s` is how long a failed load is refused at once.
     `background_wait_s` bounds a background load's wait for live chats to end.
+
+    Without `loads_on_request` only models load that were asked for by hand; without
+    `wakes_on_request` one that was unloaded for idleness loads by hand only. `request_timeout_s`
+    bounds an answer from its request on, and `stream_interval` pieces of text go out as one.
     """
 
     eviction: EvictionPolicy = "strict_single_model"
@@ -53,13 +57,19 @@ class RuntimeSettings:
     eviction_wait_s: float = 300.0
     failure_pause_s: float = 30.0
     background_wait_s: float = 30.0
+    loads_on_request: bool = True
+    wakes_on_request: bool = True
+    request_timeout_s: float | None = None
+    stream_interval: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelUse:
     """Who uses a model and what for. `preserves_owner`: an errand of the program's own, which
-    leaves the model to whoever used it before."""
+    leaves the model to whoever used it before. `by_hand`: somebody asked for the model to be
+    loaded, whatever the settings let requests load."""
 
     source: UseSource = "http_api"
     intent: LoadIntent = "interactive"
     preserves_owner: bool = False
+    by_hand: bool = False

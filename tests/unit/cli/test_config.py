@@ -101,7 +101,8 @@ def test_what_wins_over_the_file_is_said(
     _, _, err = _run(capsys, "set", "network.port", "9")
     assert "OSAURUS_SERVER__PORT is set here and wins over the file" in err
     assert json.loads(path.read_text())["network"] == {"port": 9}
-    assert "nothing heeds it yet" in _run(capsys, "set", "power.jitLoad", "false")[2]
+    said = _run(capsys, "set", "mtp.mode", "off")[2]
+    assert "without effect here: No drafter runs yet" in said
 
 
 def test_a_corrupt_file_is_put_aside_and_a_contradiction_can_be_mended(

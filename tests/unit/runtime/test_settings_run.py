@@ -92,6 +92,15 @@ _SEEN: list[tuple[dict[str, Any], Callable[[BatchEngine], Any], Any]] = [
         5,
     ),
     ({"concurrency.prefillStepSize": 48}, lambda e: e.scheduler._chunk_limit, 48),
+    # What an engine does with these is proved in unit/engine/test_idle.py.
+    ({"concurrency.prefillBatchSize": 2}, lambda e: e.scheduler._prefill_batch_size, 2),
+    ({"concurrency.completionBatchSize": 3}, lambda e: e.config.decode_batch_size, 3),
+    ({"cache.prefix.ttlMinutes": 2}, lambda e: e.cache.config.prefix_ttl_s, 120),
+    (
+        {"power.autoSleepEnabled": True, "power.lightSleepAfterSeconds": 40},
+        lambda e: e.config.light_sleep_s,
+        40,
+    ),
     ({"performance.latencyBudgetMs": 7}, lambda e: e.scheduler._latency_budget_s, 0.007),
     ({"performance.maxContextTokens": 100}, lambda e: e.max_context_tokens, 100),
     ({"performance.kvBudgetMB": 1.5}, lambda e: e.pool.budget_bytes, 1_500_000),
@@ -212,6 +221,25 @@ def test_parsers_are_those_of_the_setting(loaded: Any) -> None:
     )
     assert model.conventions.formats.tool_origin != "override"
     assert model.conventions.formats.reasoning is None
+
+
+def test_a_template_of_the_users_own_is_rendered_and_read_for_its_formats(
+    tmp_path: Path, loaded: Any
+) -> None:
+    def shown(model: LoadedModel) -> str:
+        assert model.template is not None
+        messages = [{"role": "user", "content": "hi"}]
+        return model.template.render(messages, tools=None, add_generation_prompt=True)
+
+    plain, _ = loaded()
+    text = "{% for m in messages %}[{{ m.content }}]{% endfor %}<tool_call>"
+    file = tmp_path / "own.jinja"
+    file.write_text(text)
+    for given in (text, str(file)):
+        own, _ = loaded({"tools.customChatTemplate": given})
+        assert (shown(plain), shown(own)) == ("hi", "[hi]<tool_call>")
+    with pytest.raises(InvalidField, match="no template can be read from"):
+        check_settings(resolve({"tools": {"customChatTemplate": str(tmp_path / "gone")}}))
 
 
 def test_a_parser_that_nobody_knows_is_refused_before_any_load() -> None:

@@ -60,9 +60,9 @@ def test_a_wrong_value_names_the_layer_it_is_from() -> None:
 
 
 def test_an_unknown_word_and_a_bad_unused_value_are_defaults_with_a_notice() -> None:
-    found = _settings(memorySafety={"mode": "cautious"}, power={"wakeOnRequest": 3})
+    found = _settings(memorySafety={"mode": "cautious"}, mtp={"explicitDepth": "deep"})
     assert found["memorySafety.mode"] == "safe_auto"
-    assert found["power.wakeOnRequest"] is True
+    assert found["mtp.explicitDepth"] is None
     assert "memorySafety.mode" in found.notices[0] or "memorySafety.mode" in found.notices[1]
     assert len(found.notices) == 2
 
