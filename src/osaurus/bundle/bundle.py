@@ -22,6 +22,7 @@ from osaurus.bundle.config import (
     read_generation_config,
     read_tokenizer_config,
 )
+from osaurus.bundle.embedding import EmbeddingSpec, read_embedding_spec
 from osaurus.bundle.end_tokens import (
     declared_ids,
     end_token_ids,
@@ -90,6 +91,12 @@ class Bundle:
         if self._gguf:
             return GgufSource(self._gguf)
         return SafetensorsSource(self.path, self._plan)
+
+    @cached_property
+    def embedding_spec(self) -> EmbeddingSpec | None:
+        """Set for a model that makes vectors of texts. Raises `UnsupportedBundle` for a way of
+        making them that is not served."""
+        return None if self._gguf else read_embedding_spec(self.path, self.config)
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:

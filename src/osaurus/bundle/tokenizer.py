@@ -124,6 +124,17 @@ class Tokenizer:
             ids.insert(0, self.bos_token_id)
         return ids
 
+    @property
+    def frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What the tokenizer's own post-processing puts before and behind one text: [CLS] and
+        [SEP] of BERT. Empty where it puts nothing."""
+        bare, framed = _ids(self._backend, "a"), self._backend.encode("a").ids
+        for start in range(len(framed) - len(bare) + 1):
+            end = start + len(bare)
+            if framed[start:end] == bare:
+                return tuple(framed[:start]), tuple(framed[end:])
+        return (), ()
+
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """The text of `ids`, without clean-up; incomplete UTF-8 becomes U+FFFD."""
         kept = [i for i in ids if not (skip_special and i in self._special_ids)]

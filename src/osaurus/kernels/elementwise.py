@@ -35,9 +35,23 @@ def softplus(x: Tensor) -> Tensor:
     return _in_vectors(F.softplus, x)
 
 
+def gelu(x: Tensor) -> Tensor:
+    """x times the normal distribution's share below x, x of any shape, float32."""
+    return _in_vectors(F.gelu, x)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """The same by its approximation with a hyperbolic tangent."""
+    return _in_vectors(_gelu_tanh, x)
+
+
 def exp(x: Tensor) -> Tensor:
     """e to the x, x of any shape, float32."""
     return _in_vectors(torch.exp, x)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
 
 
 def _in_vectors(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

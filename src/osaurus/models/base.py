@@ -45,7 +45,8 @@ class ForwardBatch:
     the state in slot `state_slot[s]` in place, by each of the rows in order; the tensor is
     given exactly when the model has such layers. `state_staging` is for drafted rows, whose
     state may have to be taken back. `taps` names layers whose output hidden
-    states are wanted. `embeds`, when given, replaces the embedding of `token_ids`.
+    states are wanted; the number of layers names what the last norm makes of the last layer's.
+    `embeds`, when given, replaces the embedding of `token_ids`.
     """
 
     token_ids: Tensor  # [T] int64

@@ -102,14 +102,17 @@ class DecoderModel:
         angles = [table.at(batch.positions, batch.last_position) for table in self._rotary]
         taps: dict[int, Tensor] = {}
         last = len(self._blocks) - 1
+        is_output_read = batch.logits_rows.numel() > 0 or max(batch.taps, default=-1) >= last
         for index, block in enumerate(self._blocks):
-            if index == last and batch.logits_rows.numel() == 0 and last not in batch.taps:
+            if index == last and not is_output_read:
                 # Prefill is after what the layers keep: nobody reads the last output.
                 block.remember(hidden, angles, batch, kv[index])
                 break
             hidden = block(hidden, angles, batch, kv[index])
             if index in batch.taps:
                 taps[index] = hidden
+        if last + 1 in batch.taps:
+            taps[last + 1] = self._norm(hidden, torch.float32)
         if batch.logits_rows.numel() == 0:
             return ForwardOutput(logits=None, taps=taps)
         rows = hidden.index_select(0, batch.logits_rows)

@@ -169,14 +169,17 @@ class LlamaModel:
         cos, sin = self._rotary.at(batch.positions, batch.last_position)
         taps: dict[int, Tensor] = {}
         last = len(self._layers) - 1
+        is_output_read = batch.logits_rows.numel() > 0 or max(batch.taps, default=-1) >= last
         for index, layer in enumerate(self._layers):
-            if index == last and batch.logits_rows.numel() == 0 and last not in batch.taps:
+            if index == last and not is_output_read:
                 # Prefill is after the keys and values only: nobody reads the last output.
                 layer.write_kv(hidden, cos, sin, batch, kv[index])
                 break
             hidden = layer(hidden, cos, sin, batch, kv[index])
             if index in batch.taps:
                 taps[index] = hidden
+        if last + 1 in batch.taps:
+            taps[last + 1] = rms_norm(hidden, self._norm, self.config.rms_norm_eps, torch.float32)
         if batch.logits_rows.numel() == 0:
             return ForwardOutput(logits=None, taps=taps)
         rows = hidden.index_select(0, batch.logits_rows)

@@ -54,13 +54,21 @@ class LoadedWeights:
 
     def free(self) -> None:
         """Let the weights go. No engine may run on them."""
-        import torch
+        give_back(self._gate, self._name, self._let_go)
 
-        from osaurus.kernels.heap import trim_heap
+    def _let_go(self) -> None:
+        self._model = None
 
-        with self._gate.hold(f"unload:{self._name}"):
-            self._model = None
-            gc.collect()  # engines and their models refer to each other
-            if torch.cuda.is_initialized():
-                torch.cuda.empty_cache()
-            trim_heap()
+
+def give_back(gate: DeviceGate, name: str, let_go: Callable[[], object]) -> None:
+    """Drop what holds a model's weights, then hand their memory to the system."""
+    import torch
+
+    from osaurus.kernels.heap import trim_heap
+
+    with gate.hold(f"unload:{name}"):
+        let_go()
+        gc.collect()  # engines and their models refer to each other
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        trim_heap()
