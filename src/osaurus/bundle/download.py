@@ -17,8 +17,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from osaurus.bundle.gguf_files import quantization_label, rank_of_label
-from osaurus.bundle.progress import ProgressCallback, PullProgress, ignore_progress
-from osaurus.errors import DownloadError
+from osaurus.bundle.progress import (
+    IsStopped,
+    ProgressCallback,
+    PullProgress,
+    ignore_progress,
+    never_stopped,
+)
+from osaurus.errors import Cancelled, DownloadError
 
 _POLL_S = 0.25
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -46,9 +52,15 @@ class Hub(Protocol):
     def files(self, repo_id: str, revision: str | None) -> list[RemoteFile]: ...
 
     def fetch(
-        self, repo_id: str, revision: str | None, names: Sequence[str], cache_dir: Path | None
+        self,
+        repo_id: str,
+        revision: str | None,
+        names: Sequence[str],
+        cache_dir: Path | None,
+        is_stopped: IsStopped,
     ) -> Path:
-        """Download these files, resuming what was begun; return the snapshot folder."""
+        """Download these files, resuming what was begun; return the snapshot folder. Raises
+        `Cancelled` once `is_stopped` says so, keeping what was begun."""
         ...
 
 
@@ -86,18 +98,20 @@ def pull_hub_model(
     progress: ProgressCallback = ignore_progress,
     cache_dir: Path | None = None,
     hub: Hub | None = None,
+    is_stopped: IsStopped = never_stopped,
 ) -> Path:
     """Fetch the model into the Hugging Face cache and return what `open_bundle` takes.
 
     `cache_dir` defaults to the library's own choice (HF_HUB_CACHE, HF_HOME). May be repeated
-    after an interruption. `progress` is called from another thread.
+    after an interruption. `progress` is called from another thread. Raises `Cancelled` once
+    `is_stopped` says so.
     """
     hub = hub or HuggingFaceHub()
     plan = plan_pull(name, revision=revision, hub=hub)
     names = [file.name for file in plan.files]
     watched = cache_dir or _default_cache()
     with _explained(plan.repo_id), _reporting(plan, watched, progress):
-        folder = hub.fetch(plan.repo_id, revision, names, cache_dir)
+        folder = hub.fetch(plan.repo_id, revision, names, cache_dir, is_stopped)
     total = plan.total_bytes
     progress(PullProgress(stage="done", file=plan.repo_id, completed=total, total=total))
     return folder / names[0] if plan.quantization else folder
@@ -161,14 +175,28 @@ class HuggingFaceHub:
         ]
 
     def fetch(
-        self, repo_id: str, revision: str | None, names: Sequence[str], cache_dir: Path | None
+        self,
+        repo_id: str,
+        revision: str | None,
+        names: Sequence[str],
+        cache_dir: Path | None,
+        is_stopped: IsStopped,
     ) -> Path:
         from huggingface_hub import snapshot_download
         from huggingface_hub.utils import (
             are_progress_bars_disabled,
             disable_progress_bars,
             enable_progress_bars,
+            tqdm,
         )
+
+        class StoppableBar(tqdm):
+            """The library reports each piece here before it goes on to the next."""
+
+            def update(self, n: float | None = 1) -> bool | None:
+                if is_stopped():
+                    raise Cancelled("the download was stopped; what was fetched is kept")
+                return super().update(n)
 
         show_again = not are_progress_bars_disabled()
         disable_progress_bars()  # the caller draws its own
@@ -178,6 +206,7 @@ class HuggingFaceHub:
                 revision=revision,
                 cache_dir=cache_dir,
                 allow_patterns=[glob.escape(name) for name in names],
+                tqdm_class=StoppableBar,
             )
         finally:
             if show_again:
@@ -234,7 +263,7 @@ def _explained(repo_id: str) -> Generator[None]:
     """Turn the library's errors into ours, with the remedy."""
     try:
         yield
-    except DownloadError:
+    except (Cancelled, DownloadError):
         raise
     except Exception as error:
         message = _explanation(repo_id, error)

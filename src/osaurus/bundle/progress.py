@@ -25,3 +25,11 @@ ProgressCallback = Callable[[PullProgress], None]
 
 def ignore_progress(progress: PullProgress) -> None:
     """For callers that draw nothing."""
+
+
+#: Asked now and then by the thread that pulls: whether to give up.
+IsStopped = Callable[[], bool]
+
+
+def never_stopped() -> bool:
+    return False

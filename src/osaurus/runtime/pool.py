@@ -18,7 +18,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from osaurus.errors import EngineShutdown, LoadRefused, ModelNotLoaded
@@ -52,13 +52,14 @@ _MAX_LOADS = 2
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidentModel:
     """One row of `/health`: an observation, not a reservation. `unload_in_s` is None while the
-    model is used and for one that stays."""
+    model is used and for one that stays; `policy` says what will hold after its last use."""
 
     model: LoadedModel
     is_current: bool
     num_leases: int
     owner: UseSource | None = None
     unload_in_s: float | None = None
+    policy: ResidencyPolicy = field(default_factory=ResidencyPolicy)
 
 
 class ModelRuntime:
@@ -246,6 +247,7 @@ class ModelRuntime:
                 num_leases=self.lease.count(name),
                 owner=known.owners.get(name),
                 unload_in_s=unload_in.get(name),
+                policy=self._policy(name),
             )
             for name in self._loader.models.names()
         ]

@@ -12,7 +12,7 @@ from huggingface_hub import errors
 
 from osaurus.bundle import download
 from osaurus.bundle.download import HuggingFaceHub, PullPlan, RemoteFile, plan_pull, pull_hub_model
-from osaurus.bundle.progress import PullProgress
+from osaurus.bundle.progress import PullProgress, never_stopped
 from osaurus.errors import DownloadError
 
 SAFETENSORS = (
@@ -49,7 +49,12 @@ class FakeHub:
         return self.known
 
     def fetch(
-        self, repo_id: str, revision: str | None, names: Sequence[str], cache_dir: Path | None
+        self,
+        repo_id: str,
+        revision: str | None,
+        names: Sequence[str],
+        cache_dir: Path | None,
+        is_stopped: Callable[[], bool],
     ) -> Path:
         assert cache_dir is not None
         repository = cache_dir / f"models--{repo_id.replace('/', '--')}"
@@ -182,8 +187,9 @@ def test_the_real_hub_is_asked_for_exactly_the_chosen_files(
         return str(tmp_path / "snapshot")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    folder = HuggingFaceHub().fetch("Org/M", "main", ["a[1].json", "b"], tmp_path)
+    folder = HuggingFaceHub().fetch("Org/M", "main", ["a[1].json", "b"], tmp_path, never_stopped)
     assert folder == tmp_path / "snapshot"
+    assert issubclass(asked.pop("tqdm_class"), huggingface_hub.utils.tqdm)
     assert asked == {
         "repo_id": "Org/M",
         "revision": "main",
