@@ -25,6 +25,8 @@ from osaurus.server.apis.admin_models import ModelAdmin
 from osaurus.server.apis.admin_settings import SettingsAdmin
 from osaurus.server.apis.models import ModelCatalog
 from osaurus.server.apis.ollama_chat import OllamaChat
+from osaurus.server.apis.ollama_models import OllamaModels, refusal
+from osaurus.server.apis.ollama_pull import OllamaPull
 from osaurus.server.apis.openai_chat import OpenAIChat
 from osaurus.server.apis.responses import Responses
 from osaurus.server.auth import KeyGuard
@@ -64,6 +66,7 @@ def build_app(chat: ChatEngine, config: AppConfig, readiness: Readiness | None =
     residents = ModelAdmin(chat.runtime)
     openai = OpenAIChat(chat, admission, ping_interval_s=config.ping_interval_s)
     ollama = OllamaChat(chat, admission)
+    ollama_models = OllamaModels(chat.runtime)
     responses = Responses(chat, admission, ping_interval_s=config.ping_interval_s)
     models = ModelCatalog(chat.runtime)
     cache = CacheAdmin(chat.runtime, chat.live)
@@ -72,6 +75,17 @@ def build_app(chat: ChatEngine, config: AppConfig, readiness: Readiness | None =
         ("POST", "/chat/completions", openai.chat_completions),
         ("POST", "/chat", ollama.chat),
         ("POST", "/generate", ollama.generate),
+        ("GET", "/", ollama_models.banner),
+        ("GET", "/version", ollama_models.version),
+        ("GET", "/tags", ollama_models.tags),
+        ("GET", "/ps", ollama_models.ps),
+        ("POST", "/show", ollama_models.show),
+        ("DELETE", "/delete", ollama_models.delete),
+        ("POST", "/pull", OllamaPull().pull),
+        ("POST", "/create", refusal("making models", "put their files into the models directory")),
+        ("POST", "/copy", refusal("copying models", "settings give a model a second name")),
+        ("POST", "/push", refusal("pushing models", "upload them with the hub's own tools")),
+        ("POST", "/blobs/{digest}", refusal("uploading files", "pull the model instead")),
         ("POST", "/responses", responses.create),
         ("GET", "/responses/{response_id}", responses.retrieve),
         ("DELETE", "/responses/{response_id}", responses.delete),

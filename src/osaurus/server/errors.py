@@ -91,6 +91,7 @@ _KINDS: Mapping[str, Kind] = {
     "response_not_found": _NOT_FOUND,
     "previous_response_not_found": _BAD_REQUEST,
     "method_not_allowed": Kind(405, "invalid_request_error", "invalid_request_error"),
+    "unsupported_endpoint": Kind(501, "invalid_request_error", "invalid_request_error"),
     "override_active": Kind(409, "invalid_request_error", "invalid_request_error"),
     "invalid_api_key": Kind(401, "authentication_error", "authentication_error"),
     "request_incomplete": Kind(408, "invalid_request_error", "timeout_error"),

@@ -113,9 +113,11 @@ def _is_address(name: str) -> bool:
 
 
 def _is_guarded(scope: Scope) -> bool:
-    """Changes of the server itself never come from a foreign page, even with `*`."""
+    """Changes of the server itself and of its models' files never come from a foreign page, even
+    with `*`."""
     path = normalize(scope["path"]).path  # `/v1/admin` is the same place
-    return scope["method"] == "PUT" or path == "/admin" or path.startswith("/admin/")
+    is_admin = path in ("/admin", "/pull", "/delete") or path.startswith("/admin/")
+    return scope["method"] == "PUT" or is_admin
 
 
 def _host_name(host: str) -> str:
