@@ -340,6 +340,7 @@ class FakeListing:
     path: Path = Path("/nonexistent/model")
     modified: datetime = datetime(2026, 1, 2, tzinfo=UTC)
     size_bytes: int = 0
+    context: int = 4096
 
 
 @dataclass
@@ -386,6 +387,9 @@ class ScriptedSource:
             conventions=self.conventions.get(name, Conventions()),
             context_tokens=self.engines[name].max_context_tokens,
         )
+
+    def footprint(self, listing: Listing) -> int:
+        return listing.size_bytes
 
     def load(self, listing: Listing) -> ModelContainer:
         name = listing.model_id

@@ -14,7 +14,7 @@ import pytest
 
 from api.conftest import Running, Start
 from api.scripted_engine import Hold, Say, ScriptedEngine, ScriptedSource, Step
-from osaurus.errors import ModelNotFound
+from osaurus.errors import InvalidField, ModelNotFound
 from osaurus.runtime.live import LiveSettings
 from osaurus.runtime.load import BundleSource, LoadOptions
 from osaurus.server import auth
@@ -387,6 +387,33 @@ def test_the_served_name_is_a_further_name_of_the_model_in_use(
     assert source.find("House-Model").model_id == "org/thing"
     with pytest.raises(ModelNotFound):
         source.find("other-model")
+
+
+def test_a_programs_own_model_names_are_those_that_the_setting_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("big", "small", "claude-here"):
+        folder = tmp_path / "models/org" / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+    monkeypatch.setenv("OSAURUS_MODELS_DIR", str(tmp_path / "models"))
+    path = tmp_path / "server-runtime.json"
+    aliases = ["claude-*=org/big", "claude-haiku-*=org/small", "gpt-5 = small"]
+    path.write_text(json.dumps({"models": {"aliases": aliases}}))
+    source = BundleSource()
+    store = SettingsStore(path, environment={}, legacy={})
+    LiveSettings(store, source)
+    names = ("Claude-Opus-9", "claude-haiku-9", "gpt-5", "claude-here")
+    found = [source.find(name, allow_paths=False).model_id for name in names]
+    assert found == ["org/big", "org/small", "org/small", "org/claude-here"]
+    with pytest.raises(ModelNotFound):
+        source.find("gpt-5-mini", allow_paths=False)
+
+
+@pytest.mark.parametrize("alias", ["claude", "=m", "a=", "a*b=m", "a=m*"])
+def test_an_alias_that_cannot_be_meant_is_refused(alias: str) -> None:
+    with pytest.raises(InvalidField, match="NAME=MODEL"):
+        BY_KEY["models.aliases"].check([alias])
 
 
 def test_every_live_setting_is_tried() -> None:

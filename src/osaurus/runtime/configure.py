@@ -79,6 +79,7 @@ def load_options(settings: Mapping[str, Any]) -> LoadOptions:
         limits=limits_of(settings),
         fits_batch=capacity_of(settings).requests == "auto",
         served_name=settings["network.servedModelName"],
+        aliases=tuple(settings["models.aliases"]),
         chat_template=chat_template_of(settings),
     )
 

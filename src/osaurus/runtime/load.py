@@ -12,28 +12,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from osaurus.errors import InsufficientResources, ModelNotFound
-from osaurus.runtime.conventions import read_conventions
+from osaurus.runtime.conventions import Conventions, read_conventions
 from osaurus.runtime.defaults import bundle_sampling
 from osaurus.runtime.gate import DeviceGate
 from osaurus.runtime.machine import device_memory, host_memory
 from osaurus.runtime.memory import Limits, LoadPlan
-from osaurus.runtime.model import Listing, LoadedModel, ModelContainer
+from osaurus.runtime.model import (
+    Listing,
+    LoadedModel,
+    ModelContainer,
+    PromptModel,
+    UnloadedModel,
+)
 from osaurus.runtime.plan import check_memory
 from osaurus.runtime.weights import LoadedWeights
+from osaurus.settings.aliases import aliased
 from osaurus.settings.paths import kv_cache_dir
 from osaurus.types.engine import Engine, EngineConfig
 from osaurus.types.weights import QuantizeOnLoad
 
 if TYPE_CHECKING:
+    from osaurus.bundle.bundle import Bundle
     from osaurus.models.loading import ComputeMode
 
 logger = logging.getLogger(__name__)
 
 #: There on Linux when an NVIDIA driver is loaded.
 _DRIVER = Path("/proc/driver/nvidia/version")
+
+#: For a model whose files do not say how long its context is; it bounds the work of counting.
+_UNKNOWN_CONTEXT = 1 << 17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +59,8 @@ class LoadOptions:
     what is stored quantized stays as it is. `tool_format` and `reasoning_format` stand in for
     what a bundle says of its output, `chat_template` (its text) for the template it has.
     `limits` decide whether a model that may not fit is loaded. `served_name` is a further
-    name of `default_model`. With `fits_batch` a model that takes more memory a request runs
-    fewer of them.
+    name of `default_model`, `aliases` (`settings/aliases.py`) are names of any. With
+    `fits_batch` a model that takes more memory a request runs fewer of them.
     """
 
     compute_mode: ComputeMode = "bfloat16"
@@ -61,6 +72,7 @@ class LoadOptions:
     reasoning_format: str | None = None
     limits: Limits = field(default_factory=Limits)
     served_name: str | None = None
+    aliases: tuple[str, ...] = ()
     chat_template: str | None = None
     default_model: str = "default"
     fits_batch: bool = False
@@ -89,6 +101,7 @@ class BundleSource:
         self._gates: dict[str, DeviceGate] = {}
         self._taken: dict[str, int] = {}  # bytes by model, from its load until it is freed
         self._last_plan: LoadPlan | None = None
+        self._last_read: tuple[Any, PromptModel] | None = None
 
     @property
     def max_batch_size(self) -> int:
@@ -104,7 +117,13 @@ class BundleSource:
         wanted, served = name.strip().lower(), self.options.served_name
         if not wanted or (served is not None and wanted == served.lower()):
             name, allow_paths = self.options.default_model, True  # the operator's own word
-        return self._find(name, allow_paths=allow_paths)
+        try:
+            return self._find(name, allow_paths=allow_paths)
+        except ModelNotFound:
+            model = aliased(name, self.options.aliases)
+            if model is None:
+                raise
+            return self._find(model, allow_paths=True)  # the operator's own word too
 
     def _find(self, name: str, *, allow_paths: bool) -> Listing:
         """What was only to be had by its path is remembered by its id."""
@@ -137,8 +156,31 @@ class BundleSource:
         """The one gate of a device, for whoever computes on it beside the engines."""
         return self._gates.setdefault(device, DeviceGate())
 
+    def read(self, listing: Listing) -> PromptModel:
+        """What was read last is kept: who counts tokens does so often."""
+        from osaurus.bundle.describe import context_of
+
+        options = self.options
+        key = (
+            listing.path,
+            listing.modified,
+            (options.tool_format, options.reasoning_format, options.chat_template),
+        )
+        known = self._last_read
+        if known is None or known[0] != key:
+            bundle = _opened(listing, options)
+            context = context_of(bundle.config) or options.engine.max_context_tokens
+            model = UnloadedModel(
+                model_id=listing.model_id,
+                tokenizer=bundle.load_tokenizer(),
+                template=bundle.load_template(),
+                conventions=_conventions_of(bundle, options),
+                context_tokens=context or _UNKNOWN_CONTEXT,
+            )
+            known = self._last_read = (key, model)
+        return known[1]
+
     def load(self, listing: Listing) -> ModelContainer:
-        from osaurus.bundle.bundle import open_bundle
         from osaurus.bundle.fingerprint import model_identity
         from osaurus.bundle.manifest import check_manifest
         from osaurus.models.registry import load_model
@@ -146,20 +188,13 @@ class BundleSource:
 
         options = self.options
         device = resolve_device(options.device)
-        bundle = open_bundle(listing.path, listing.model_id)
-        if options.chat_template is not None:
-            templates = {"default": options.chat_template}
-            bundle = replace(
-                bundle, chat_template=options.chat_template, chat_templates=templates
-            )
+        bundle = _opened(listing, options)
         others = sum(size for name, size in self._taken.items() if name != listing.model_id)
         plan = self._last_plan = check_memory(bundle, options, device, others_bytes=others)
         if not plan.allowed:
             raise InsufficientResources(plan.blocking[0])
         tokenizer = bundle.load_tokenizer()
-        conventions = read_conventions(
-            bundle, tool_override=options.tool_format, reasoning_override=options.reasoning_format
-        )
+        conventions = _conventions_of(bundle, options)
         for note in conventions.formats.notes:
             logger.warning("%s: %s", listing.model_id, note)
         gate = self.gate(device)
@@ -213,6 +248,22 @@ class BundleSource:
             face=face,
             free=free,
         )
+
+
+def _opened(listing: Listing, options: LoadOptions) -> Bundle:
+    from osaurus.bundle.bundle import open_bundle
+
+    bundle = open_bundle(listing.path, listing.model_id)
+    if options.chat_template is None:
+        return bundle
+    templates = {"default": options.chat_template}
+    return replace(bundle, chat_template=options.chat_template, chat_templates=templates)
+
+
+def _conventions_of(bundle: Bundle, options: LoadOptions) -> Conventions:
+    return read_conventions(
+        bundle, tool_override=options.tool_format, reasoning_override=options.reasoning_format
+    )
 
 
 def _identity(of_bundle: str, quantize: QuantizeOnLoad | None) -> str:

@@ -34,6 +34,11 @@ class Listing(Protocol):
         """Of the weights as stored: what a load will take at least."""
         ...
 
+    @property
+    def context(self) -> int:
+        """Tokens that the files say the model was made for; 0 where they do not."""
+        ...
+
 
 class Tokenizer(Protocol):
     """Text to ids and back to bytes. Safe to call from any thread."""
@@ -169,7 +174,8 @@ class ModelContainer:
     """What a load leaves in memory: weights that engines are built on, and the bundle's facts.
 
     `make_engine` takes a batch size and blocks; one engine exists at a time. `max_batch_size`
-    is the most that this model's memory allows, None where it sets no bound. `face` shows the
+    is the most that this model's memory allows, None where it sets no bound; `working_set_bytes`
+    what it was estimated to take with its keys, values and states, 0 without an estimate. `face` shows the
     model with its engine. `free` gives the memory back to the system; it is called once, when
     no engine runs and no stream is left, and blocks.
     """
@@ -180,6 +186,11 @@ class ModelContainer:
     face: Callable[[Engine], LoadedModel]
     free: Callable[[], None]
     max_batch_size: int | None = None
+    working_set_bytes: int = 0
+
+    @property
+    def footprint_bytes(self) -> int:
+        return max(self.size_bytes, self.working_set_bytes)
 
     def batch_size(self, wanted: int) -> int:
         return wanted if self.max_batch_size is None else min(wanted, self.max_batch_size)
@@ -208,6 +219,11 @@ class ModelSource(Protocol):
 
     def read(self, listing: Listing) -> PromptModel:
         """Open, without any weights. Raises what is wrong with the bundle."""
+        ...
+
+    def footprint(self, listing: Listing) -> int:
+        """Bytes that the model will take once it runs, at least those of its weights as they
+        are stored. Never raises: what is wrong with a bundle is for `load` to say."""
         ...
 
     def load(self, listing: Listing) -> ModelContainer:

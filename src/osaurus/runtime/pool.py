@@ -175,8 +175,10 @@ class ModelRuntime:
 
     def apply(self, settings: RuntimeSettings) -> None:
         """Make changed settings live: timers run by the new policy from the moment in which
-        their models fell idle, the batch size changes with each model's next request."""
+        their models fell idle, the batch size changes with each model's next request, names
+        are looked up anew."""
         self.settings = self._loader.settings = settings
+        self._residents.forget_names()
         for idle in self._residency.idle_models():
             self._residency.reschedule(idle.name, self._policy(idle.name))
 
@@ -219,11 +221,6 @@ class ModelRuntime:
             return self._residents.listings[model_id]
         return await self._run(lambda: self._source.find(name, allow_paths=allow_paths))
 
-    @property
-    def current(self) -> str | None:
-        """The model used last, if it is still resident."""
-        current = self._residents.current
-        return current if current is not None and self._is_resident(current) else None
     async def read(self, name: str) -> PromptModel:
         """What prompts for the model are made with. Waits for no engine and loads no weights.
         Raises `ModelNotFound` or what is wrong with the bundle."""
@@ -231,6 +228,15 @@ class ModelRuntime:
         face = self._residents.faces.get(listing.model_id)
         return await self._run(lambda: self._source.read(listing)) if face is None else face
 
+    @property
+    def current(self) -> str | None:
+        """The model used last, if it is still resident."""
+        current = self._residents.current
+        return current if current is not None and self._is_resident(current) else None
+
+    def is_resident(self, name: str) -> bool:
+        """Whether `name` is loaded, by its id or a name that led to it."""
+        return self._resident_id(name) is not None
 
     @property
     def is_shut_down(self) -> bool:

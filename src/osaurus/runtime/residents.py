@@ -24,6 +24,10 @@ class Residents:
         """The id that `name` once led to, else `name` itself."""
         return self._names.get(name, name)
 
+    def forget_names(self) -> None:
+        """What names mean may have changed; ids still lead to their models."""
+        self._names.clear()
+
     def note_use(self, model_id: str, name: str, use: ModelUse) -> None:
         self.current = model_id
         if len(self._names) < _MAX_NAMES:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -23,6 +24,8 @@ from osaurus.errors import Cancelled, OsaurusError
 from osaurus.server.apis.admin_cache import CacheAdmin
 from osaurus.server.apis.admin_models import ModelAdmin
 from osaurus.server.apis.admin_settings import SettingsAdmin
+from osaurus.server.apis.anthropic import AnthropicMessages
+from osaurus.server.apis.anthropic_signature import ThinkingSigner
 from osaurus.server.apis.models import ModelCatalog
 from osaurus.server.apis.ollama_chat import OllamaChat
 from osaurus.server.apis.ollama_models import OllamaModels, refusal
@@ -38,6 +41,7 @@ from osaurus.server.origins import OriginPolicy, preflight_headers
 from osaurus.server.paths import protocol_of, rewrite
 from osaurus.server.slow_clients import impatient_send, patient_body
 from osaurus.server.sse import PING_INTERVAL_S
+from osaurus.settings.paths import signing_key
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +58,7 @@ class AppConfig:
     max_body_bytes: int = 32 * 1024 * 1024
     inference_limit: int | None = None
     ping_interval_s: float = PING_INTERVAL_S
+    signing_key: Path = field(default_factory=lambda: signing_key().path)
 
 
 def build_app(chat: ChatEngine, config: AppConfig, readiness: Readiness | None = None) -> App:
@@ -65,6 +70,12 @@ def build_app(chat: ChatEngine, config: AppConfig, readiness: Readiness | None =
     health = Health(chat.runtime, admission, readiness or Readiness())
     residents = ModelAdmin(chat.runtime)
     openai = OpenAIChat(chat, admission, ping_interval_s=config.ping_interval_s)
+    anthropic = AnthropicMessages(
+        chat,
+        admission,
+        ThinkingSigner(config.signing_key),
+        ping_interval_s=config.ping_interval_s,
+    )
     ollama = OllamaChat(chat, admission)
     ollama_models = OllamaModels(chat.runtime)
     responses = Responses(chat, admission, ping_interval_s=config.ping_interval_s)
@@ -73,6 +84,8 @@ def build_app(chat: ChatEngine, config: AppConfig, readiness: Readiness | None =
     settings = SettingsAdmin(chat.runtime, chat.live)
     table: tuple[tuple[str, str, _Handler], ...] = (
         ("POST", "/chat/completions", openai.chat_completions),
+        ("POST", "/messages", anthropic.messages),
+        ("POST", "/messages/count_tokens", anthropic.count_tokens),
         ("POST", "/chat", ollama.chat),
         ("POST", "/generate", ollama.generate),
         ("GET", "/", ollama_models.banner),

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from osaurus.settings.aliases import check_aliases
 from osaurus.settings.fields import Kind, Liveness, Setting
 from osaurus.settings.profiles import PROFILES, SLIDER
 from osaurus.types.cache import KVMode
@@ -285,6 +286,9 @@ _MODELS = (
          "Where models are fetched to and looked for first; OSAURUS_MODELS_DIR wins over it."),
     _row("models.extraDirectories", "texts", (), "live", "Further folders with models."),
     _row("models.hubCaches", "texts", (), "live", "Further Hugging Face caches."),
+    _row("models.aliases", "texts", (), "live",
+         "Names that programs ask for, as NAME=MODEL; * at the end of NAME stands for any rest. "
+         "A model that is here goes before them.", parse=check_aliases),
     _row("prompt.keepAttributionLine", "switch", False, "live",
          "Leave the billing line of coding agents in the prompt.", flag="--keep-attribution-line"),
 )  # fmt: skip

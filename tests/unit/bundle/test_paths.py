@@ -107,6 +107,6 @@ def test_roots_come_in_the_promised_order_and_once_each() -> None:
 
 def test_every_place_has_a_name_and_a_reason_and_nothing_is_created(tmp_path: Path) -> None:
     places = all_places({"HOME": str(tmp_path)})
-    assert len({place.name for place in places}) == len(places) == 11
+    assert len({place.name for place in places}) == len(places) == 13
     assert all(place.reason for place in places)
     assert list(tmp_path.iterdir()) == []

@@ -34,6 +34,7 @@ class WorldListing:
     size_bytes: int
     path: Path = Path("/nonexistent")
     modified: datetime = datetime(2026, 1, 2, tzinfo=UTC)
+    context: int = 0
 
 
 @dataclass(eq=False)
@@ -92,6 +93,7 @@ class World:
         self.faults: list[str] = []
         self.containers: list[WorldContainer] = []
         self.sizes = {name: 10 * (i + 1) for i, name in enumerate(MODELS)}
+        self.footprints: dict[str, int] = {}  #: beside `sizes`, of models that take more
         self.failing: set[str] = set()  #: models whose next load fails
         self.runtime = ModelRuntime(
             cast(Any, self), RuntimeSettings(), clock=self.loop.time, run=self.run
@@ -115,6 +117,9 @@ class World:
 
     def memory_bytes(self) -> int:
         return self.memory_limit
+
+    def footprint(self, listing: Listing) -> int:
+        return self.footprints.get(listing.model_id, listing.size_bytes)
 
     def load(self, listing: Listing) -> ModelContainer:
         name = listing.model_id

@@ -122,6 +122,9 @@ PROOFS = {
     "models.hubCaches": (
         "unit/settings/test_places.py::test_further_folders_and_caches_are_searched_in_their_order"
     ),
+    "models.aliases": (
+        "api/test_settings.py::test_a_programs_own_model_names_are_those_that_the_setting_says"
+    ),
     "prompt.keepAttributionLine": (
         "api/test_settings.py::test_a_billing_line_is_left_in_as_soon_as_the_setting_says_so"
     ),
