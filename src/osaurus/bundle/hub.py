@@ -177,7 +177,14 @@ def _all(roots: Sequence[ModelRoot] | None) -> Iterator[ModelListing]:
         yield from _in_hub_cache(root.path)
     for entry in WHEEL_MODELS:
         if (path := installed_path(entry)) is not None:
-            yield _listing(entry.model_id, describe.describe_gguf(gguf_set_of(path)))
+            yield _listing(entry.model_id, _description(path))
+
+
+def _description(path: Path) -> Description:
+    """Of a GGUF, or of the folder that a file of weights lies in."""
+    if path.suffix.lower() == ".gguf":
+        return describe.describe_gguf(gguf_set_of(path))
+    return describe.describe_folder(path.parent)
 
 
 def _in_models_folder(root: Path) -> Iterator[ModelListing]:

