@@ -1,4 +1,4 @@
-"""Whatever comes over a socket, the next good request is answered (20 s of `scripts/fuzz_http.py`)."""
+"""Whatever comes over a socket, the next good request is answered: 20 s of `fuzz_http.py`."""
 
 from __future__ import annotations
 

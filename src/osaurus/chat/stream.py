@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from osaurus.chat.coalesce import Coalescer
+from osaurus.chat.observer import AnswerObserver
 from osaurus.chat.rules import ChoiceRules
 from osaurus.errors import (
     EngineShutdown,
@@ -74,10 +75,12 @@ class ChatStream:
         suppress_progress: bool = False,
         interval: int = 1,
         deadline: Deadline | None = None,
+        observer: AnswerObserver | None = None,
     ) -> None:
         """`interval` pieces of text are passed on as one."""
         self._interval = interval
         self._deadline = deadline
+        self._observer = observer
         self.model_id = held.model.model_id
         self.params = params  #: those that run
         self.prompt_tokens = prompt_tokens
@@ -128,11 +131,6 @@ class ChatStream:
                 raise failure
         return item
 
-    def cancel(self) -> None:
-        """End the answer from outside its consumer, who finds an error where it would go on."""
-        for stream in self._streams:
-            stream.close()
-
     async def _next(self) -> ChoiceEvent | _Failure:
         if self._deadline is None:
             return await self._queue.get()
@@ -142,12 +140,20 @@ class ChatStream:
         except TimeoutError:
             raise RequestTimedOut(self._deadline.limit_s) from None
 
+    def cancel(self) -> None:
+        """End the answer from outside its consumer, who finds an error where it would go on."""
+        for stream in self._streams:
+            stream.close()
+
     async def aclose(self) -> None:
         """Cancel what still runs, wait for the engine to let go, release the lease.
 
         A caller that is cancelled while waiting leaves this to finish by itself. Idempotent.
         """
         if self._closing is None:
+            # First, or one that wakes up now would take a closed stream for a broken one.
+            for producer in self._producers:
+                producer.cancel()
             self.cancel()
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
@@ -157,6 +163,8 @@ class ChatStream:
         try:
             async with aclosing(mapper.events()) as events:
                 async for event in events:
+                    if self._observer is not None:
+                        self._observer.event(index, event)
                     for kept in (one for taken in rules.take(event) for one in pieces.take(taken)):
                         remarks = rules.remarks(kept) if isinstance(kept, Info) else {}
                         await self._queue.put(ChoiceEvent(index, kept, remarks))
@@ -165,9 +173,9 @@ class ChatStream:
 
     async def _close(self) -> None:
         try:
-            for producer in self._producers:
-                producer.cancel()
             await asyncio.gather(*self._producers, return_exceptions=True)
+            if self._observer is not None:
+                self._observer.closed()
         finally:
             await self._letting_go
 

@@ -37,6 +37,7 @@ from osaurus.server.errors import RequestRefused, error_response
 from osaurus.server.exchange import Exchange
 from osaurus.server.health import Health, Readiness
 from osaurus.server.limits import Admission, bounded_body, check_headers
+from osaurus.server.metrics import Metrics
 from osaurus.server.origins import OriginPolicy, preflight_headers
 from osaurus.server.paths import protocol_of, rewrite
 from osaurus.server.slow_clients import impatient_send, patient_body
@@ -67,7 +68,9 @@ def build_app(chat: ChatEngine, config: AppConfig, readiness: Readiness | None =
         lambda: config.inference_limit or 8 * chat.runtime.capacity + 4,
         per_minute=lambda: None if chat.live is None else chat.live.requests_per_minute,
     )
-    health = Health(chat.runtime, admission, readiness or Readiness())
+    metrics = Metrics(chat.runtime, admission)
+    chat.observe = metrics.observe
+    health = Health(chat.runtime, admission, readiness or Readiness(), chat.live)
     residents = ModelAdmin(chat.runtime)
     openai = OpenAIChat(chat, admission, ping_interval_s=config.ping_interval_s)
     anthropic = AnthropicMessages(
@@ -108,6 +111,7 @@ def build_app(chat: ChatEngine, config: AppConfig, readiness: Readiness | None =
         ("GET", "/models/{model_id:path}", models.get_model),
         ("GET", "/health", health.health),
         ("GET", "/health/ready", health.ready),
+        ("GET", "/metrics", metrics.show),
         ("GET", "/admin/cache-stats", cache.cache_stats),
         ("POST", "/admin/cache/clear", cache.clear),
         ("GET", "/admin/runtime-settings", settings.read),
@@ -118,13 +122,16 @@ def build_app(chat: ChatEngine, config: AppConfig, readiness: Readiness | None =
         ("POST", "/admin/preload", residents.preload),
         ("POST", "/admin/unload", residents.unload),
     )
-    return App([Route(path, handler, methods=[method]) for method, path, handler in table], config)
+    routes = [Route(path, handler, methods=[method]) for method, path, handler in table]
+    return App(routes, config, metrics)
 
 
 class App:
-    def __init__(self, routes: list[Route], config: AppConfig) -> None:
+    def __init__(self, routes: list[Route], config: AppConfig, metrics: Metrics) -> None:
         self.routes = routes
         self._config = config
+        self._metrics = metrics
+        self._paths = {route.endpoint: route.path for route in routes}
         self._router = Router(routes, redirect_slashes=False, default=_unknown_path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -149,6 +156,8 @@ class App:
             await self._answer_error(failure, scope, receive, exchange)
         finally:
             exchange.log()
+            handler = self._paths.get(scope.get("endpoint", _unknown_path), "none")
+            self._metrics.count_http(handler, scope["method"], exchange.status or 500)
 
     async def _serve(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
         check_headers(scope)
