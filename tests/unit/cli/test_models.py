@@ -30,7 +30,7 @@ def empty_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("OSAURUS_MODELS_DIR", raising=False)
     monkeypatch.delenv("HF_HOME", raising=False)
     monkeypatch.setattr("osaurus.bundle.hub.installed_path", lambda _: None)
-    monkeypatch.setattr(pull_verb, "installed_path", lambda _: None)
+    monkeypatch.setattr("osaurus.bundle.pull.installed_path", lambda _: None)
 
 
 def _listing(model_id: str, **changes: object) -> ModelListing:
