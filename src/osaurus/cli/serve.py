@@ -24,6 +24,7 @@ def serve(
     *,
     host: str | None = None,
     port: int | None = None,
+    also: Annotated[tuple[int, ...], Parameter(show_default=False)] = (),
     expose: Annotated[bool | None, Parameter(show_default=False)] = None,
     cors_origin: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
     allow_host: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
@@ -53,6 +54,9 @@ def serve(
         Address to listen on.
     port
         Port, 0 for any free one.
+    also
+        A further port on the same address, such as Ollama's 11434 for programs that look for a
+        server only there; may be repeated.
     expose
         Allow an address that other machines can reach while no key guards this server.
     cors_origin
@@ -111,6 +115,7 @@ def serve(
     config = ServerConfig(
         host=settings["network.host"],
         port=0 if port == 0 else settings["network.port"],
+        also=also,
         expose=settings["network.expose"],
         allowed_hosts=settings["network.allowedHosts"],
         cors_origins=settings["network.corsOrigins"],
@@ -118,9 +123,12 @@ def serve(
         keys_file=api_keys().path,
         live=LiveSettings(store, source, default_model=model),
     )
-    run_server(source, config, on_ready=_announce)
+    run_server(source, config, on_ready=lambda url: _announce(url, also))
     say("osaurus: stopped")
 
 
-def _announce(url: str) -> None:
+def _announce(url: str, also: tuple[int, ...]) -> None:
+    """The first line is what programs wait for."""
     print(f"osaurus is ready on {url}", flush=True)
+    for port in also:
+        say(f"osaurus: also on {url.rpartition(':')[0]}:{port}")

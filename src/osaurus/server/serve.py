@@ -52,6 +52,7 @@ _CLOSE_MARGIN_S = 5
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """`drain_s` is how long running streams may go on after the server was told to stop.
+    `also` are further ports on the same address, for programs that look for a server there only.
     `preload` names a model to load at the start; a failure is reported, not fatal.
     `inference_limit` counts requests that run or wait; None is eight batches and a few.
     `runtime` says how models are kept.
@@ -63,6 +64,7 @@ class ServerConfig:
 
     host: str = "127.0.0.1"
     port: int = 1337
+    also: tuple[int, ...] = ()
     expose: bool = False
     allowed_hosts: Collection[str] = ()
     cors_origins: Collection[str] = ()
@@ -82,19 +84,19 @@ class HttpServer:
     """One server over `source`. `serve` on any thread; `stop` from any other."""
 
     def __init__(self, source: ModelSource, config: ServerConfig) -> None:
-        """Binds the port. Raises `InvalidField` when it is taken or not allowed."""
+        """Binds the ports. Raises `InvalidField` when one is taken or not allowed."""
         self._guard = _guard(config)
         _check_exposure(config, self._guard)
         self._source = source
         self._config = config
-        self._socket = _bind(config.host, config.port)
+        self._sockets = _bind_all(config)
         self._uvicorn: _GracefulUvicorn | None = None
 
     @property
     def url(self) -> str:
         """The address with the port that was really bound."""
         host = self._config.host
-        port: int = self._socket.getsockname()[1]
+        port: int = self._sockets[0].getsockname()[1]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def serve(self, on_ready: Callable[[str], object]) -> None:
@@ -141,15 +143,15 @@ class HttpServer:
         )
         preload = asyncio.create_task(_preload(runtime, readiness, self._config.preload))
         try:
-            await self._uvicorn.serve(sockets=[self._socket])
+            await self._uvicorn.serve(sockets=self._sockets)
         finally:
             preload.cancel()
             await runtime.shut_down()
             chat.close()
 
     def close(self) -> None:
-        """Give up the port of a server that never ran."""
-        self._socket.close()
+        """Give up the ports of a server that never ran."""
+        _close_all(self._sockets)
 
     def stop(self) -> None:
         """Begin the graceful end."""
@@ -267,9 +269,25 @@ async def _preload(runtime: ModelRuntime, readiness: Readiness, name: str | None
         readiness.is_preloading = False
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    if not 0 <= port <= 65535:
-        raise InvalidField("port", f"must be at least 0 and at most 65535, got {port}")
+def _bind_all(config: ServerConfig) -> list[socket.socket]:
+    bound = [_bind(config.host, config.port)]
+    try:
+        for port in config.also:
+            bound.append(_bind(config.host, port, field="also", lowest=1))
+    except InvalidField:
+        _close_all(bound)
+        raise
+    return bound
+
+
+def _close_all(sockets: list[socket.socket]) -> None:
+    for one in sockets:
+        one.close()
+
+
+def _bind(host: str, port: int, *, field: str = "port", lowest: int = 0) -> socket.socket:
+    if not lowest <= port <= 65535:
+        raise InvalidField(field, f"must be at least {lowest} and at most 65535, got {port}")
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -278,7 +296,7 @@ def _bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise InvalidField(
-                "port", f"{host}:{port} is in use; stop that program or choose another port"
+                field, f"{host}:{port} is in use; stop that program or choose another port"
             ) from error
         raise InvalidField("host", f"cannot listen on {host}:{port}: {error}") from error
 
