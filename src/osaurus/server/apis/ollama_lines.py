@@ -90,12 +90,12 @@ class LineWriter:
     def _end(self, line: Line, info: Info, remarks: Mapping[str, Any]) -> Line:
         line.done = True
         line.done_reason = "length" if info.stop_reason == "length" else "stop"
-        line.total_duration = _nanoseconds(time.monotonic() - self._started_s)
-        line.load_duration = _nanoseconds(self._load_s)
+        line.total_duration = nanoseconds(time.monotonic() - self._started_s)
+        line.load_duration = nanoseconds(self._load_s)
         line.prompt_eval_count = info.prompt_tokens
-        line.prompt_eval_duration = _nanoseconds(info.prompt_time_s)
+        line.prompt_eval_duration = nanoseconds(info.prompt_time_s)
         line.eval_count = info.generated_tokens
-        line.eval_duration = _nanoseconds(info.generate_time_s)
+        line.eval_duration = nanoseconds(info.generate_time_s)
         line.osaurus = remarks or UNSET
         return line
 
@@ -153,5 +153,5 @@ def _entry(token: TokenLogprob) -> LogprobEntry:
     )
 
 
-def _nanoseconds(seconds: float) -> int:
+def nanoseconds(seconds: float) -> int:
     return round(seconds * 1e9)
