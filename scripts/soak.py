@@ -50,6 +50,8 @@ LIVE_CHANGES: tuple[dict[str, Any], ...] = (
     {"concurrency": {"maxConcurrentSequences": "auto"}},
     {"generation": {"maxTokens": 12, "temperature": 0.4}},
     {"generation": {"maxTokens": None, "temperature": None}},
+    {"generation": {"streamInterval": 4}},
+    {"generation": {"streamInterval": 1}},
     {"guardrails": {"degenerationDetection": True}},
     {"guardrails": {"degenerationDetection": False}},
     {"residency": {"mode": "immediately"}},
@@ -63,6 +65,10 @@ LOAD_CHANGES: tuple[dict[str, Any], ...] = (
     {"concurrency": {"prefillStepSize": 64}},
     {"concurrency": {"prefillStepSize": None}},
     {"performance": {"latencyBudgetMs": 20}},
+    {"concurrency": {"completionBatchSize": 3, "prefillBatchSize": 1}},
+    {"concurrency": {"completionBatchSize": None, "prefillBatchSize": None}},
+    {"power": {"autoSleepEnabled": True, "lightSleepAfterSeconds": 0.5}},
+    {"power": {"autoSleepEnabled": False}},
     {"cache": {"pagedKV": {"enabled": False}}},
     {"cache": {"pagedKV": {"enabled": None}}},
     {"memorySafety": {"mode": "balanced"}},
@@ -341,8 +347,14 @@ async def soak(seconds: float, seed: int, home: Path) -> tuple[dict[str, Any], l
                     answers[model, prompt] = answer.json()["choices"][0]["message"]["content"] or ""
         await load(server, warm_s, seed, alone.models, answers, tally)
         before = await server.at_rest()
-        await load(server, seconds - warm_s, seed + 1, alone.models, answers, tally)
-        after = await server.at_rest(before)
+        # More rests than the last one show whether memory grows on or has settled.
+        rests = [before]
+        num_rests = max(1, round((seconds - warm_s) / 135))
+        for number in range(1, num_rests + 1):
+            length_s = (seconds - warm_s) / num_rests
+            await load(server, length_s, seed + number, alone.models, answers, tally)
+            rests.append(await server.at_rest(before))
+        after = rests[-1]
         async with httpx2.AsyncClient(base_url=server.url) as http:
             health = (await http.get("/health")).json()
     faults = tally.faults + leaks(before, after, health)
@@ -351,7 +363,7 @@ async def soak(seconds: float, seed: int, home: Path) -> tuple[dict[str, Any], l
         "warm_up_s": warm_s,
         "seed": seed,
         "done": dict(sorted(tally.done.items())),
-        "rss_mb": [round(held["rss_bytes"] / 1e6, 1) for held in (before, after)],
+        "rss_mb": [round(held["rss_bytes"] / 1e6, 1) for held in rests],
         "threads_files_tasks": [_counts(before), _counts(after)],
         "faults": len(faults),
     }

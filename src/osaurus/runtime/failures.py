@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from osaurus.errors import OsaurusError
+from osaurus.errors import BundleError, OsaurusError
 
 #: Names, sizes and times of a model's files.
 Stamp = tuple[tuple[str, int, int], ...]
@@ -43,6 +43,13 @@ class LoadFailures:
 
     def forget(self, model_id: str) -> None:
         self._failures.pop(model_id, None)
+
+    def is_broken(self, model_id: str, path: Path) -> bool:
+        """Whether the files as they are could not be loaded, for a reason of their own."""
+        failure = self._failures.get(model_id)
+        if failure is None or not isinstance(failure.error, BundleError):
+            return False
+        return failure.stamp == stamp_of(path)
 
     def messages(self) -> Mapping[str, str]:
         """Why each model failed, in one line, oldest first."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from osaurus.runtime.configure import load_options, runtime_settings, sampling_of
+from osaurus.runtime.feasibility import LoadFeasibility
 from osaurus.runtime.load import LoadOptions
 from osaurus.runtime.memory import Limits, LoadPlan
 from osaurus.runtime.pool import ModelRuntime
@@ -93,6 +94,18 @@ class LiveSettings:
     def last_plan(self) -> LoadPlan | None:
         """Of the load that was tried last."""
         return self._source.last_plan
+
+    @property
+    def feasibility(self) -> LoadFeasibility | None:
+        """Of the load that was tried last, judged by the thresholds that hold now."""
+        plan = self.last_plan
+        if plan is None:
+            return None
+        return LoadFeasibility.of(
+            plan,
+            soft=self._settings["residency.loadRAMSoftThreshold"],
+            hard=self._settings["residency.loadRAMHardThreshold"],
+        )
 
     @property
     def memory_bytes(self) -> int:

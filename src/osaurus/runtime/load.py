@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from osaurus.errors import InsufficientResources, ModelNotFound
+from osaurus.errors import InsufficientResources, ModelNotFound, OsaurusError
 from osaurus.runtime.conventions import Conventions, read_conventions
 from osaurus.runtime.defaults import bundle_sampling
 from osaurus.runtime.gate import DeviceGate
@@ -27,7 +27,7 @@ from osaurus.runtime.model import (
     PromptModel,
     UnloadedModel,
 )
-from osaurus.runtime.plan import check_memory
+from osaurus.runtime.plan import check_memory, plan_of
 from osaurus.runtime.weights import LoadedWeights
 from osaurus.settings.aliases import aliased
 from osaurus.settings.paths import kv_cache_dir
@@ -180,6 +180,15 @@ class BundleSource:
             known = self._last_read = (key, model)
         return known[1]
 
+    def footprint(self, listing: Listing) -> int:
+        options = self.options
+        try:
+            bundle = _opened(listing, options)
+            plan = plan_of(bundle, options, resolve_device(options.device))
+        except (OsaurusError, OSError, ValueError):
+            return listing.size_bytes
+        return max(listing.size_bytes, plan.working_set.total_bytes)
+
     def load(self, listing: Listing) -> ModelContainer:
         from osaurus.bundle.fingerprint import model_identity
         from osaurus.bundle.manifest import check_manifest
@@ -247,6 +256,7 @@ class BundleSource:
             max_batch_size=plan.max_requests if options.fits_batch else None,
             face=face,
             free=free,
+            working_set_bytes=plan.working_set.total_bytes,
         )
 
 

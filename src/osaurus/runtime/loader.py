@@ -139,6 +139,9 @@ class ModelLoader:
                 self._check_wanted(model_id)
                 self._reserved[model_id] = listing.size_bytes
                 try:
+                    footprint = await self._run(lambda: self._source.footprint(listing))
+                    self._reserved[model_id] = footprint
+                    self._check_wanted(model_id)
                     await self._make_room(listing)
                     self._check_wanted(model_id)
                     container = await self._build(listing, stamp)
@@ -174,7 +177,7 @@ class ModelLoader:
             memory = await self._run(self._source.memory_bytes)
             limit = int(self.settings.ram_soft_threshold * memory)
         resident = {
-            name: container.size_bytes
+            name: container.footprint_bytes
             for name in self.models.names()
             if (container := self.models.get(name)) is not None
         }

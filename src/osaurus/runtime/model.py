@@ -175,9 +175,9 @@ class ModelContainer:
 
     `make_engine` takes a batch size and blocks; one engine exists at a time. `max_batch_size`
     is the most that this model's memory allows, None where it sets no bound; `working_set_bytes`
-    what it was estimated to take with its keys, values and states, 0 without an estimate. `face` shows the
-    model with its engine. `free` gives the memory back to the system; it is called once, when
-    no engine runs and no stream is left, and blocks.
+    what it was estimated to take with its keys, values and states, 0 without an estimate.
+    `face` shows the model with its engine. `free` gives the memory back to the system; it is
+    called once, when no engine runs and no stream is left, and blocks.
     """
 
     model_id: str

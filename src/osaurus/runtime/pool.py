@@ -209,11 +209,16 @@ class ModelRuntime:
     # Looking.
 
     async def catalog(self) -> Sequence[Listing]:
-        """Every model that could be served, and those loaded from elsewhere by path."""
+        """Every model that could be served, and those loaded from elsewhere by path. One that
+        has shown itself broken could not, until its files are other ones."""
         known = self._residents.listings
         listings = {name: known[name] for name in self._loader.models.names()}
-        listings |= {one.model_id: one for one in await self._run(self._source.catalog)}
+        listings |= {one.model_id: one for one in await self._run(self._servable)}
         return sorted(listings.values(), key=lambda listing: listing.model_id.lower())
+
+    def _servable(self) -> list[Listing]:
+        broken = self._loader.failures.is_broken
+        return [one for one in self._source.catalog() if not broken(one.model_id, one.path)]
 
     async def find(self, name: str, *, allow_paths: bool = False) -> Listing:
         """Raises `ModelNotFound`. Loads nothing."""

@@ -13,6 +13,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from osaurus.runtime.live import LiveSettings
 from osaurus.runtime.pool import ModelRuntime, ResidentModel
 from osaurus.server.auth import caller_of
 from osaurus.server.limits import Admission
@@ -24,6 +25,9 @@ class Readiness:
     def __init__(self) -> None:
         self.is_preloading = False
         self.is_draining = False
+        #: The model that was to be loaded at the start, and why it was not.
+        self.default_model: str | None = None
+        self.default_error: str | None = None
 
     @property
     def reason(self) -> str | None:
@@ -34,8 +38,15 @@ class Readiness:
 
 
 class Health:
-    def __init__(self, runtime: ModelRuntime, admission: Admission, readiness: Readiness) -> None:
+    def __init__(
+        self,
+        runtime: ModelRuntime,
+        admission: Admission,
+        readiness: Readiness,
+        live: LiveSettings | None = None,
+    ) -> None:
         self._runtime = runtime
+        self._live = live
         self._admission = admission
         self._readiness = readiness
         #: Tells one server process from another at the same address.
@@ -62,6 +73,7 @@ class Health:
         failures = self._runtime.failures()
         engines = self._runtime.engines
         last_error = engines.last_error or next(reversed(list(failures.values())), None)
+        feasibility = None if self._live is None else self._live.feasibility
         now = datetime.now(UTC)
         return {
             "ready": self._readiness.reason is None,
@@ -73,12 +85,22 @@ class Health:
             "inflight_load_bytes": self._runtime.inflight_load_bytes,
             "resident_models": [_row(row, now) for row in resident],
             "load_errors": failures,
+            "default_model": self._readiness.default_model,
+            "default_model_error": self._default_error(),
+            "ram_feasibility": None if feasibility is None else feasibility.document(),
             "engine_last_error": last_error,
             "engines_failed": engines.retired.num_failed,
             "chat_active": self._runtime.chats.count,
             "http_inflight": self._admission.active,
             "http_inference_limit": self._admission.limit,
         }
+
+    def _default_error(self) -> str | None:
+        """Why the model of the start is not there, until it has been loaded after all."""
+        name = self._readiness.default_model
+        if name is None or self._runtime.is_resident(name):
+            return None
+        return self._readiness.default_error
 
 
 def _row(row: ResidentModel, now: datetime) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Collection, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -260,10 +260,14 @@ async def _preload(runtime: ModelRuntime, readiness: Readiness, name: str | None
     if name is None:
         return
     readiness.is_preloading = True
+    readiness.default_model = name
     try:
         use = ModelUse(by_hand=True)
         (await runtime.acquire(name, allow_paths=True, use=use)).release()
     except OsaurusError as error:
+        readiness.default_error = error.message
+        with suppress(OsaurusError):  # by its id it is known again should it load later
+            readiness.default_model = (await runtime.find(name, allow_paths=True)).model_id
         logger.warning("the model %r could not be loaded at the start: %s", name, error.message)
     finally:
         readiness.is_preloading = False

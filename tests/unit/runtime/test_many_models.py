@@ -166,6 +166,25 @@ def test_bytes_are_reserved_before_anything_else_can_happen(house: House) -> Non
     assert house.runtime.inflight_load_bytes == 0
 
 
+def test_what_a_model_will_take_is_reserved_and_not_only_what_is_stored(house: House) -> None:
+    house.set(MULTI)
+    house.visit("a")  # 10 of the 40 that may be used
+    house.footprints["b"] = 35  # 20 of weights
+    house.holds_calls = True
+    task = house.ask("b")
+    for _ in ("the search on disk", "the look at its files", "the estimate"):
+        house.run.end()
+        house.go()
+    assert house.runtime.inflight_load_bytes == 35
+    house.holds_calls = False
+    house.go()
+    assert house.freed == ["a"]
+    house.drop(task.result())
+    house.footprints.clear()
+    house.visit("a")  # what is loaded counts in the same way
+    assert house.resident == ["a"]
+
+
 def test_a_background_load_disturbs_nobody(house: House) -> None:
     house.visit("a")
     with pytest.raises(LoadRefused, match="a would have to go"):

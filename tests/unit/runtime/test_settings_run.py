@@ -325,6 +325,22 @@ def test_what_stays_loaded_counts_until_it_is_freed(
     source.load(other).free()
 
 
+def test_the_footprint_is_the_estimate_and_of_what_cannot_be_opened_the_files(
+    folder: Path, tmp_path: Path
+) -> None:
+    limits = {"performance": {"kvBudgetMB": 2}}
+    source = BundleSource(load_options(resolve(limits)))
+    listing = source.find(str(folder))
+    container = source.load(listing)
+    container.free()
+    assert source.last_plan is not None
+    needed = source.last_plan.working_set.total_bytes
+    assert source.footprint(listing) == container.footprint_bytes == needed
+    assert needed > listing.size_bytes + 2_000_000
+    gone = replace(listing, path=tmp_path / "gone")  # type: ignore[type-var]
+    assert source.footprint(gone) == listing.size_bytes
+
+
 def test_auto_runs_fewer_requests_of_a_model_that_takes_more(folder: Path) -> None:
     def bound(capacity: Any) -> int | None:
         document = {

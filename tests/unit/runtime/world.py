@@ -138,6 +138,7 @@ class World:
             make_engine=lambda size: self._make_engine(container, size),
             face=self._face(container),
             free=lambda: self._free(container),
+            working_set_bytes=self.footprint(listing),
         )
 
     _changed_policy = False
