@@ -17,6 +17,7 @@ _SAMPLING = "api/test_settings.py::test_sampling_is_the_requests_then_the_users_
 _BATCH = "api/test_settings.py::test_the_batch_size_changes_with_the_next_request_and_no_load"
 _RESIDENCY = "api/test_settings.py::test_residency_and_guardrails_reach_the_runtime"
 _SOCKET = "api/test_serve_settings.py::"
+_KEY = "test_a_key_of_the_file_opens_the_server_and_this_machine_needs_none_if_trusted"
 _REQUESTS = "api/test_request_settings.py::"
 _LOADS = "unit/runtime/test_settings_run.py::"
 
@@ -31,6 +32,9 @@ PROOFS = {
         "api/test_settings.py::test_the_served_name_is_a_further_name_of_the_model_in_use"
     ),
     "network.logLevel": _SOCKET + "test_the_log_says_what_the_level_lets_through",
+    "network.logFormat": _SOCKET + "test_the_log_is_written_as_the_file_says",
+    "network.apiKey": _SOCKET + _KEY,
+    "network.trustLoopback": _SOCKET + _KEY,
     "network.rateLimitRequestsPerMinute": (
         _REQUESTS + "test_more_requests_in_a_minute_than_allowed_are_told_when_to_come_again"
     ),
@@ -136,7 +140,7 @@ def test_it_changes_what_runs_or_the_page_says_why_not(setting: object) -> None:
     one = next(known for known in SETTINGS if known is setting)
     if not one.is_used:
         assert one.key not in PROOFS
-        assert re.fullmatch(r"[A-Z].{20,}\.", one.help), "say why it has no effect"
+        assert re.fullmatch(r"\S.{20,}\.", one.help), "say why it has no effect"
         return
     file, _, test = PROOFS[one.key].partition("::")
     text = (TESTS / file).read_text()
