@@ -18,10 +18,12 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from osaurus.engine import core
 from osaurus.engine.core import BatchEngine
 from osaurus.errors import IncompleteBundle, UnsupportedBundle
+from osaurus.models import transformers_weights
 from osaurus.models.transformers_own_cache import Count
 from osaurus.models.transformers_weights import RoutedLinear
 from osaurus.quant.dense import DenseLinear
@@ -214,6 +216,79 @@ def test_the_shipped_mode_is_close_and_quantizing_makes_it_smaller(
             assert isinstance(module.inner, DenseLinear)  # a router
     share = shipped.nbytes / exact.nbytes
     assert share < (0.52 if on_load is None else 0.45)
+
+
+@pytest.mark.parametrize("family", ["MiniMax M2", "Hunyuan MoE", "Laguna", "gpt-oss", "Nemotron-H"])
+def test_experts_are_read_one_at_a_time(
+    tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _of(tmp_path, family)
+    exact = load_routed(tmp_path)
+    monkeypatch.setattr(transformers_weights, "take_apart", None)  # would need whole stacks
+    tokens = _prompts()[1]
+    assert torch.equal(_logits(load_routed(tmp_path), tokens), _logits(exact, tokens))
+    assert load_routed(tmp_path, "bfloat16", on_load="int8").nbytes < 0.55 * exact.nbytes
+
+
+def test_gpt_oss_experts_stay_in_mxfp4(tmp_path: Path) -> None:
+    _of(tmp_path, "gpt-oss")
+    weights = load_file(_file(tmp_path))
+    packed = dict(weights)
+    generator = torch.Generator().manual_seed(3)
+    for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, k, n = weights[name].shape
+        shape = (experts, n, k // 32, 16)
+        blocks = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+        scales = torch.randint(118, 124, shape[:3], generator=generator, dtype=torch.uint8)
+        # transformers' own decoder gives what its model computes with, [E, K, N].
+        weights[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+        del packed[name]
+        packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    save_file({name: t.contiguous() for name, t in weights.items()}, _file(tmp_path))
+    exact = load_routed(tmp_path)
+    save_file(packed, _file(tmp_path))
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router"],
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tokens = _prompts()[1]
+    assert torch.equal(_logits(load_routed(tmp_path), tokens), _logits(exact, tokens))
+    shipped = load_routed(tmp_path, "bfloat16")
+    layers = shipped.call.network.model.layers[0].mlp.experts.osaurus_experts
+    assert not any(isinstance(linear, DenseLinear) for linear in layers.up)
+    likeness = torch.nn.functional.cosine_similarity(
+        _logits(shipped, tokens), _logits(exact, tokens)
+    )
+    assert likeness.median() > 0.98
+    save_file(
+        {n: t for n, t in packed.items() if not n.endswith("0.mlp.experts.down_proj_scales")},
+        _file(tmp_path),
+    )
+    with pytest.raises(IncompleteBundle, match=r"down_proj\.scales is missing"):
+        load_routed(tmp_path)
+
+
+def test_experts_quantized_one_by_one_are_read_by_the_route(tmp_path: Path) -> None:
+    _of(tmp_path, "MiniMax M2")
+    weights = load_file(_file(tmp_path))
+    names = [name for name in weights if ".experts." in name and name.endswith(".weight")]
+    assert names
+    packed = dict(weights)
+    for name in names:
+        scale = weights[name].abs().amax() / 448.0
+        packed[name] = (weights[name] / scale).to(torch.float8_e4m3fn)
+        packed[f"{name}_scale"] = scale.reshape(1)
+        weights[name] = (packed[name].float() * scale).to(torch.bfloat16).float()
+    save_file(weights, _file(tmp_path))
+    exact = load_routed(tmp_path)
+    save_file(packed, _file(tmp_path))
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tokens = _prompts()[1]
+    assert torch.equal(_logits(load_routed(tmp_path), tokens), _logits(exact, tokens))
 
 
 def test_names_that_do_not_fit_are_told(tmp_path: Path) -> None:

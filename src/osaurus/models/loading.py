@@ -6,7 +6,7 @@ unexpected tensors is refused before it answers anything.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, TypeVar
 
 import torch
@@ -105,9 +105,19 @@ class WeightLoader:
 
     def stack(self, name: str, shape: tuple[int, int, int]) -> list[GroupedWeight | Tensor]:
         """The E weights [N, K] of one tensor [E, N, K], in order, each as `matrix` gives it."""
-        found = self._find(name, shape)
-        members = [found.member(i, shape[0]) for i in range(shape[0])]
-        return self._done(name, [self._decode(member, self._on_load) for member in members])
+        return list(self.members(name, shape))
+
+    def members(
+        self, name: str, shape: tuple[int, int, int], *, transposed: bool = False
+    ) -> Iterator[GroupedWeight | Tensor]:
+        """The same one after another. `transposed`: plain numbers are stored as [E, K, N]."""
+        count, n, k = shape
+        turned = transposed and not self._store.scheme_of(name)
+        found = self._find(name, (count, k, n) if turned else shape)
+        for index in range(count):
+            member = found.member(index, count)
+            weight = self._decode(member, self._on_load, turned=turned)
+            yield self._done(name, weight)
 
     def linear(self, names: Sequence[str], sizes: Sequence[int], in_features: int) -> Linear:
         """One layer of the projections `<name>.weight`, with their biases where stored."""
@@ -169,10 +179,18 @@ class WeightLoader:
         return self._done(name, value)
 
     def _decode(
-        self, matrix: StoredMatrix, on_load: QuantizeOnLoad | None, rows: slice | None = None
+        self,
+        matrix: StoredMatrix,
+        on_load: QuantizeOnLoad | None,
+        rows: slice | None = None,
+        *,
+        turned: bool = False,
     ) -> GroupedWeight | Tensor:
         weight = matrix.decode(rows)
-        if isinstance(weight, Tensor) and on_load and can_quantize(matrix.shape, on_load):
+        if turned and isinstance(weight, Tensor):
+            weight = weight.t()
+        shape = (weight.shape[0], weight.shape[1])
+        if isinstance(weight, Tensor) and on_load and can_quantize(shape, on_load):
             weight = quantize(weight, on_load)
             if not weight.is_finite():
                 raise UnsupportedBundle(
@@ -259,7 +277,12 @@ class ShapeLoader(WeightLoader):
         return hollow(shape, dtype)
 
     def _decode(
-        self, matrix: StoredMatrix, on_load: QuantizeOnLoad | None, rows: slice | None = None
+        self,
+        matrix: StoredMatrix,
+        on_load: QuantizeOnLoad | None,
+        rows: slice | None = None,
+        *,
+        turned: bool = False,
     ) -> Tensor:
         return hollow(matrix.shape, self.dtype)
 

@@ -18,6 +18,7 @@ from osaurus.bundle.weights import StoredTensor, WeightSource
 from osaurus.errors import IncompleteBundle, UnsupportedBundle
 from osaurus.quant import gguf
 from osaurus.quant.grouped import GroupedWeight
+from osaurus.quant.mxfp4 import Mxfp4, spelled_as_parts
 from osaurus.quant.scheme import DTYPES, Scheme
 from osaurus.quant.schemes import Schemes
 
@@ -82,6 +83,38 @@ class StoredMatrix:
                 part = replace(part, shape=shape, data=data)
             found[suffix] = part
         return found
+
+
+class PartsSource:
+    """A bundle's weights under the names that the parts of its matrices have here, where the
+    bundle joins them otherwise."""
+
+    def __init__(self, source: WeightSource, names: Mapping[str, str]) -> None:
+        """`names`: stored names by those they go by."""
+        self._source, self._stored = source, names
+
+    @property
+    def total_bytes(self) -> int:
+        return self._source.total_bytes
+
+    def names(self) -> list[str]:
+        return list(self._stored)
+
+    def get(self, name: str) -> StoredTensor:
+        return self._source.get(self._stored.get(name, name))
+
+    def release(self, name: str) -> None:
+        self._source.release(self._stored[name])
+
+    def close(self) -> None:
+        self._source.close()
+
+
+def as_parts(source: WeightSource, schemes: Schemes) -> WeightSource:
+    """`source`, each part of a matrix under the matrix's own path."""
+    if isinstance(schemes.default, Mxfp4):
+        return PartsSource(source, spelled_as_parts(source.names()))
+    return source
 
 
 class MatrixStore:

@@ -70,9 +70,13 @@ def take_apart(module: Any, on_load: QuantizeOnLoad | None, device: torch.device
             made.append(fused_linear([part], [own_bias]))
         delattr(module, name)
         layers.append(tuple(made))
-    found = ExpertLayers(*layers)
-    object.__setattr__(module, _ATTRIBUTE, found)
-    return found
+    return give_experts(module, ExpertLayers(*layers))
+
+
+def give_experts(module: Any, layers: ExpertLayers) -> ExpertLayers:
+    """Have `experts_function` compute with `layers` for `module`."""
+    object.__setattr__(module, _ATTRIBUTE, layers)
+    return layers
 
 
 def experts_function(

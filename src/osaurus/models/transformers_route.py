@@ -18,6 +18,7 @@ import torch
 
 from osaurus.errors import BundleError, UnsupportedBundle
 from osaurus.models.loading import ComputeMode, WeightLoader
+from osaurus.models.stored import as_parts
 from osaurus.models.transformers_attention import (
     Probe,
     attention_function,
@@ -34,6 +35,7 @@ from osaurus.models.transformers_model import (
 )
 from osaurus.models.transformers_own_cache import OwnCaches, learn_own_cache
 from osaurus.models.transformers_single import SingleSlotModel
+from osaurus.models.transformers_stacks import Rename, Renamed
 from osaurus.models.transformers_state import learn_states
 from osaurus.models.transformers_weights import WeightMap, check_loaded, freeze, install
 from osaurus.quant.schemes import read_schemes
@@ -226,12 +228,15 @@ def _load(
 ) -> tuple[Any, int]:
     """The network with its weights on the device, and their bytes."""
     schemes = read_schemes(config)
+    source = as_parts(source, schemes)
     loader = WeightLoader(source, mode, device, schemes=schemes, on_load=on_load)
     kept = list(cls._keep_in_fp32_modules_strict or ())
     try:
         with torch.device("meta"):
             skeleton = cls(parsed)
-        weights = WeightMap(skeleton, source, loader, schemes, keeps_float32=kept)
+        weights = WeightMap(
+            skeleton, source, loader, schemes, keeps_float32=kept, rename=_rename(skeleton)
+        )
         network, info = cls.from_pretrained(
             None,
             config=parsed,
@@ -249,6 +254,38 @@ def _load(
     taken = install(network, weights, on_load, loader.dtype, loader.device)
     loader.finish()
     return network.eval(), taken + freeze(network)
+
+
+def _rename(skeleton: Any) -> Rename:
+    """What transformers makes of stored names as it loads this model."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import (
+        Concatenate,
+        MergeModulelist,
+        WeightConverter,
+        WeightRenaming,
+        rename_source_key,
+    )
+
+    mapping = get_model_conversion_mapping(skeleton)
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    state = skeleton.state_dict()
+    merged: dict[str, tuple[str, ...]] = {}
+    for converter in converters:
+        kinds = [(type(op), op.dim) for op in converter.operations if hasattr(op, "dim")]
+        stacks = [(MergeModulelist, 0)], [(MergeModulelist, 0), (Concatenate, 1)]
+        if len(kinds) == len(converter.operations) and kinds in stacks:
+            patterns = tuple(converter.source_patterns)
+            merged.update(dict.fromkeys(patterns, patterns))
+
+    def rename(name: str) -> Renamed:
+        target, pattern = rename_source_key(
+            name, renamings, converters, skeleton.base_model_prefix, state
+        )
+        return Renamed(target, pattern, merged.get(pattern or "", ()))
+
+    return rename
 
 
 def _learn(call: NetworkCall, new_cache: Any) -> Learnt:

@@ -8,6 +8,7 @@ mapped files, with its own rules for renaming, merging and splitting.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,14 @@ from osaurus.errors import IncompleteBundle, UnsupportedBundle
 from osaurus.models.loading import WeightLoader
 from osaurus.models.stored import MatrixStore, typed
 from osaurus.models.transformers_attention import num_small_rows
-from osaurus.models.transformers_experts import is_experts, own_weight, take_apart
+from osaurus.models.transformers_experts import (
+    ExpertLayers,
+    give_experts,
+    is_experts,
+    own_weight,
+    take_apart,
+)
+from osaurus.models.transformers_stacks import Rename, Stack, find_stacks, load_experts
 from osaurus.quant.grouped import GroupedWeight
 from osaurus.quant.linear import DenseEmbedding, Embedding, Linear, fused_linear
 from osaurus.quant.scheme import DTYPES
@@ -105,6 +113,7 @@ class WeightMap:
         schemes: Schemes,
         *,
         keeps_float32: Sequence[str],
+        rename: Rename,
     ) -> None:
         self._source, self._loader = source, loader
         self._store = MatrixStore(source, schemes)
@@ -130,6 +139,15 @@ class WeightMap:
             if stored and not is_kept and not is_plain and not (tied and module is head):
                 self.direct[path] = stored
         self._shapes = shapes
+        #: the model's name of a stack of experts -> where they lie
+        self.stacks = self._whole_stacks(
+            find_stacks(dict(skeleton.named_modules()), self._names, rename)
+        )
+
+    def _whole_stacks(self, found: Mapping[str, Stack]) -> dict[str, Stack]:
+        """Those of modules all of whose stacks were found: transformers loads the others."""
+        paths = Counter(name.rpartition(".")[0] for name in found)
+        return {name: one for name, one in found.items() if paths[name.rpartition(".")[0]] == 2}
 
     def _stored_names(self) -> list[str]:
         """Matrices and plain tensors; the parts of a quantized matrix count as one."""
@@ -150,8 +168,11 @@ class WeightMap:
         nothing = torch.zeros((), dtype=dtype)
         direct = {f"{path}.weight" for path in self.direct}
         biases = {f"{path}.bias" for path in self.direct}
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = {name: nothing.expand(self._shapes[name]) for name in self.stacks}
+        stacked = {name for stack in self.stacks.values() for name in stack.names}
         for name, stored in self._names.items():
+            if stored in stacked:
+                continue
             if name in direct or name in biases:
                 found[name] = nothing.expand(self._shapes[name])
             else:
@@ -197,6 +218,10 @@ class WeightMap:
         """One of `direct`, with its bias where stored."""
         stored = self.direct[path].removesuffix(".weight")
         return self._loader.linear([stored], [module.out_features], module.in_features)
+
+    def experts(self, path: str, module: Any) -> ExpertLayers | None:
+        """Those of a module whose stacks are in `stacks`."""
+        return load_experts(path, module, self.stacks, self._loader)
 
     def head(self, path: str, module: nn.Linear) -> Embedding:
         return self._loader.embedding(self.direct[path], module.out_features, module.in_features)
@@ -248,7 +273,9 @@ def install(
     head_path, head = _head(model)
     for path, module in list(model.named_modules()):
         if is_experts(module):
-            taken += take_apart(module, on_load, device).nbytes
+            own = weights.experts(path, module)
+            layers = give_experts(module, own) if own else take_apart(module, on_load, device)
+            taken += layers.nbytes
         elif path in weights.direct and path != head_path:
             inner = weights.linear(path, module)
             taken += inner.nbytes

@@ -19,6 +19,7 @@ from osaurus.quant.fp8 import Fp8
 from osaurus.quant.gptq import Gptq
 from osaurus.quant.mlx import Mlx
 from osaurus.quant.modelopt import modelopt_scheme
+from osaurus.quant.mxfp4 import Mxfp4
 from osaurus.quant.scheme import Scheme
 
 #: Patterns come from the bundle; one that needs longer than this is refused.
@@ -31,6 +32,7 @@ _METHODS: Mapping[str, Callable[[Mapping[str, Any]], Scheme]] = {
     "fp8": Fp8.from_config,
     "fbgemm_fp8": Fp8.from_config,
     "modelopt": modelopt_scheme,
+    "mxfp4": Mxfp4.from_config,
 }
 
 
