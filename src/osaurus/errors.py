@@ -69,6 +69,7 @@ class ContextLengthExceeded(UserError):
         )
         self.prompt_tokens = prompt_tokens
         self.max_tokens = max_tokens
+        self.field = "messages"  #: of the request; a raw prompt has another name
 
 
 class ModelNotFound(UserError):

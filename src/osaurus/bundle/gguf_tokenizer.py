@@ -32,6 +32,12 @@ _SPECIAL_NAMES = {
     "unknown": "unk_token",
     "padding": "pad_token",
     "seperator": "sep_token",  # the format's own spelling
+    "fim_pre": "prefix_token",
+    "fim_suf": "suffix_token",
+    "fim_mid": "middle_token",
+    "prefix": "prefix_token",  # as older files have them
+    "suffix": "suffix_token",
+    "middle": "middle_token",
 }
 
 

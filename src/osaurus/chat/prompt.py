@@ -51,6 +51,7 @@ class PreparedPrompt:
     second_format: str | None = None
     cache: CacheHints = field(default_factory=CacheHints)
     notes: tuple[str, ...] = ()
+    end_ids: frozenset[int] = frozenset()  #: end this prompt's answer beside the model's own
 
 
 def prepare_prompt(

@@ -26,18 +26,23 @@ from osaurus.server.apis.admin_models import ModelAdmin
 from osaurus.server.apis.admin_settings import SettingsAdmin
 from osaurus.server.apis.anthropic import AnthropicMessages
 from osaurus.server.apis.anthropic_signature import ThinkingSigner
+from osaurus.server.apis.embeddings import OpenAIEmbeddings
+from osaurus.server.apis.images import UNSUPPORTED, unsupported
 from osaurus.server.apis.models import ModelCatalog
 from osaurus.server.apis.ollama_chat import OllamaChat
 from osaurus.server.apis.ollama_models import OllamaModels, refusal
 from osaurus.server.apis.ollama_pull import OllamaPull
 from osaurus.server.apis.openai_chat import OpenAIChat
+from osaurus.server.apis.openai_completions import OpenAICompletions
 from osaurus.server.apis.responses import Responses
+from osaurus.server.apis.tokenize import Tokenization
 from osaurus.server.auth import KeyGuard
 from osaurus.server.errors import RequestRefused, error_response
 from osaurus.server.exchange import Exchange
 from osaurus.server.health import Health, Readiness
 from osaurus.server.limits import Admission, bounded_body, check_headers
 from osaurus.server.metrics import Metrics
+from osaurus.server.openapi import openapi
 from osaurus.server.origins import OriginPolicy, preflight_headers
 from osaurus.server.paths import protocol_of, rewrite
 from osaurus.server.slow_clients import impatient_send, patient_body
@@ -81,12 +86,20 @@ def build_app(chat: ChatEngine, config: AppConfig, readiness: Readiness | None =
     )
     ollama = OllamaChat(chat, admission)
     ollama_models = OllamaModels(chat.runtime)
+    completions = OpenAICompletions(chat, admission, ping_interval_s=config.ping_interval_s)
+    embeddings = OpenAIEmbeddings(chat, admission)
+    tokens = Tokenization(chat)
     responses = Responses(chat, admission, ping_interval_s=config.ping_interval_s)
     models = ModelCatalog(chat.runtime)
     cache = CacheAdmin(chat.runtime, chat.live)
     settings = SettingsAdmin(chat.runtime, chat.live)
     table: tuple[tuple[str, str, _Handler], ...] = (
         ("POST", "/chat/completions", openai.chat_completions),
+        ("POST", "/completions", completions.completions),
+        ("POST", "/embeddings", embeddings.embeddings),
+        ("POST", "/tokenize", tokens.tokenize),
+        ("POST", "/detokenize", tokens.detokenize),
+        *(("POST", path, unsupported(needs)) for path, needs in UNSUPPORTED.items()),
         ("POST", "/messages", anthropic.messages),
         ("POST", "/messages/count_tokens", anthropic.count_tokens),
         ("POST", "/chat", ollama.chat),
@@ -112,6 +125,7 @@ def build_app(chat: ChatEngine, config: AppConfig, readiness: Readiness | None =
         ("GET", "/health", health.health),
         ("GET", "/health/ready", health.ready),
         ("GET", "/metrics", metrics.show),
+        ("GET", "/openapi.json", openapi),
         ("GET", "/admin/cache-stats", cache.cache_stats),
         ("POST", "/admin/cache/clear", cache.clear),
         ("GET", "/admin/runtime-settings", settings.read),

@@ -167,7 +167,9 @@ def param_of(error: OsaurusError, protocol: Protocol) -> str | None:
             return "tools"
         case ToolChoiceUnsatisfied():
             return "tool_choice"
-        case ContextLengthExceeded() | TemplateError():
+        case ContextLengthExceeded():
+            return "input" if protocol == "responses" else error.field
+        case TemplateError():
             return "input" if protocol == "responses" else "messages"
         case _:
             return None

@@ -66,6 +66,16 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RawPrompt:
+    """Text or token ids to go on from, as they are: special tokens are honoured, no template is
+    rendered and nothing in the answer is parsed. With `suffix` the answer is what stands between
+    both, for models that fill in the middle."""
+
+    content: str | tuple[int, ...]
+    suffix: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
     """One chat call, whatever protocol it came by.
 
@@ -78,12 +88,15 @@ class ChatRequest:
     the only one that counts. With `continue_final_message` the answer goes on where the last
     message, an assistant's, ends.
 
+    A `prompt` stands in for messages, tools and template.
+
     `response_format` is the shape that the visible answer must have, None for free text; every
     protocol makes it with the functions of `types/response_format.py`.
     """
 
     model: str
-    messages: tuple[Message, ...]
+    messages: tuple[Message, ...] = ()
+    prompt: RawPrompt | None = None
     tools: tuple[Tool, ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)
     n: int = 1
@@ -118,6 +131,7 @@ __all__ = [
     "MediaPart",
     "Message",
     "Part",
+    "RawPrompt",
     "ResponseFormat",
     "Role",
     "SamplingParams",

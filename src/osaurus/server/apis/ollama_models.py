@@ -6,7 +6,7 @@ here loads one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import NoReturn
 
@@ -114,7 +114,7 @@ class OllamaModels:
         return Response(status_code=200)
 
 
-def refusal(what: str, instead: str) -> Callable[[Request], object]:
+def refusal(what: str, instead: str) -> Callable[[Request], Awaitable[NoReturn]]:
     """A handler for a part of Ollama that is not served."""
 
     async def refuse(request: Request) -> NoReturn:

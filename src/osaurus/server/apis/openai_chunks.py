@@ -45,7 +45,7 @@ from osaurus.types.events import (
 _ARGUMENT_PIECE = 1024
 
 #: What OpenAI sends for a probability of zero: JSON has no infinity.
-_LOWEST_LOGPROB = -9999.0
+LOWEST_LOGPROB = -9999.0
 
 
 def new_completion_id() -> str:
@@ -217,7 +217,7 @@ def _entry(token: TokenLogprob) -> LogprobEntry:
     is_finite = math.isfinite(token.logprob)
     return LogprobEntry(
         token=token.text,
-        logprob=token.logprob if is_finite else _LOWEST_LOGPROB,
+        logprob=token.logprob if is_finite else LOWEST_LOGPROB,
         bytes=list(token.data),
     )
 

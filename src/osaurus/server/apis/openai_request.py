@@ -6,11 +6,12 @@ are refused here by name, never ignored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, get_args
 
 from osaurus.errors import InvalidField
 from osaurus.runtime.canonical import canonical_json
+from osaurus.server.apis.openai_sampling import num_choices, sampling_fields
 from osaurus.server.apis.openai_thinking import thinking_budget, thinking_switches
 from osaurus.server.apis.openai_wire import (
     ChatCompletionBody,
@@ -19,7 +20,7 @@ from osaurus.server.apis.openai_wire import (
     WirePart,
     WireToolCall,
 )
-from osaurus.server.apis.shared_fields import offered_tools, sampling_number, stop_strings
+from osaurus.server.apis.shared_fields import offered_tools, sampling_number
 from osaurus.types.chat import (
     ChatRequest,
     MediaPart,
@@ -31,22 +32,15 @@ from osaurus.types.chat import (
     ToolCallRef,
 )
 
-MAX_CHOICES = 32
-MAX_LOGIT_BIASES = 4096
-
-_NUMBERS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-    "min_tokens",
-)
 _ROLES: tuple[str, ...] = get_args(Role)
-_REFUSED = ("functions", "function_call", "audio", "web_search_options", "chat_template")
+#: Known fields that would change the output, and what to do instead.
+_REFUSED = {
+    "functions": "is not supported: it is the old form of tools, send those",
+    "function_call": "is not supported: it is the old form of tool_choice, send that",
+    "audio": "is not supported: this server writes text only",
+    "web_search_options": "is not supported: offer a tool that searches",
+    "chat_template": "is not supported: the model's own template is rendered",
+}
 
 
 def to_chat_request(body: ChatCompletionBody, request_id: str) -> ChatRequest:
@@ -63,7 +57,7 @@ def to_chat_request(body: ChatCompletionBody, request_id: str) -> ChatRequest:
         messages=tuple(_message(i, message) for i, message in enumerate(body.messages)),
         tools=() if body.tool_choice == "none" else tools,
         sampling=_sampling(body),
-        n=_num_choices(body.n),
+        n=num_choices(body.n),
         template_kwargs=thinking_switches(body),
         thinking_budget=thinking_budget(body),
         needs_call=needs_call,
@@ -76,9 +70,9 @@ def to_chat_request(body: ChatCompletionBody, request_id: str) -> ChatRequest:
 
 
 def _refuse_unsupported(body: ChatCompletionBody) -> None:
-    for name in _REFUSED:
+    for name, reason in _REFUSED.items():
         if getattr(body, name) is not None:
-            raise InvalidField(name, "is not supported")
+            raise InvalidField(name, reason)
     if body.modalities is not None and body.modalities != ["text"]:
         raise InvalidField("modalities", 'must be ["text"]; this server writes text only')
     if body.response_format is not None and body.response_format.get("type") != "text":
@@ -107,35 +101,12 @@ def _tool_choice(choice: Any, tools: Sequence[Tool]) -> tuple[bool, str | None]:
     return True, name
 
 
-def _num_choices(n: int | None) -> int:
-    if n is None:
-        return 1
-    if not 1 <= n <= MAX_CHOICES:
-        raise InvalidField("n", f"must be at least 1 and at most {MAX_CHOICES}, got {n}")
-    return n
-
-
 def _sampling(body: ChatCompletionBody) -> dict[str, Any]:
-    """Only what the client set, by field name of `SamplingParams`."""
-    sampling: dict[str, Any] = {}
-    for name in _NUMBERS:
-        value = getattr(body, name)
-        if value is not None:
-            sampling[name] = sampling_number(name, value)
-    for label in ("max_completion_tokens", "max_tokens"):  # the last one that is set counts
-        value = getattr(body, label)
-        if value is not None:
-            sampling["max_tokens"] = sampling_number("max_tokens", value, label)
-    if body.stop is not None:
-        sampling["stop"] = stop_strings(body.stop)
-    if body.logit_bias is not None:
-        sampling["logit_bias"] = _logit_bias(body.logit_bias)
-    if body.stop_token_ids is not None:
-        sampling["stop_token_ids"] = tuple(
-            _token_id(f"stop_token_ids[{i}]", token) for i, token in enumerate(body.stop_token_ids)
+    sampling = sampling_fields(body)
+    if body.max_tokens is None and body.max_completion_tokens is not None:
+        sampling["max_tokens"] = sampling_number(
+            "max_tokens", body.max_completion_tokens, "max_completion_tokens"
         )
-    if body.ignore_eos:
-        sampling["ignore_eos"] = True
     if body.logprobs:
         sampling["logprobs"] = True
     if body.top_logprobs is not None:
@@ -144,27 +115,6 @@ def _sampling(body: ChatCompletionBody) -> dict[str, Any]:
             raise InvalidField("top_logprobs", "needs logprobs to be true")
         sampling["top_logprobs"] = top
     return sampling
-
-
-def _logit_bias(biases: Mapping[str, Any]) -> dict[int, float]:
-    if len(biases) > MAX_LOGIT_BIASES:
-        raise InvalidField(
-            "logit_bias", f"may hold at most {MAX_LOGIT_BIASES} tokens, got {len(biases)}"
-        )
-    return {
-        _token_id("logit_bias", token): sampling_number(
-            "logit_bias", bias, f"logit_bias.{token[:20]}"
-        )
-        for token, bias in biases.items()
-    }
-
-
-def _token_id(label: str, token: str | int) -> int:
-    if isinstance(token, str) and not (token.isascii() and token.isdigit() and len(token) < 19):
-        raise InvalidField(label, f"keys must be token ids, got {token[:20]!r}")
-    if not 0 <= int(token) < 2**31:
-        raise InvalidField(label, f"token ids are at least 0 and below 2^31, got {token}")
-    return int(token)
 
 
 def _message(index: int, message: WireMessage) -> Message:

@@ -71,13 +71,32 @@ class WireTool(Struct, kw_only=True):
     strict: bool | None = None
 
 
-class ChatCompletionBody(Struct, kw_only=True):
+class SamplingBody(Struct, kw_only=True):
+    """What chat and legacy completions have in common."""
+
     model: str
-    messages: list[WireMessage]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None
     stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    logit_bias: dict[str, Any] | None = None
+    # Numbers: their type and range are checked together.
+    max_tokens: Any = None
+    temperature: Any = None
+    top_p: Any = None
+    top_k: Any = None
+    min_p: Any = None
+    repetition_penalty: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    seed: Any = None
+    min_tokens: Any = None
+
+
+class ChatCompletionBody(SamplingBody, kw_only=True):
+    messages: list[WireMessage]
     logprobs: bool | None = None
     tools: list[WireTool] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -93,22 +112,8 @@ class ChatCompletionBody(Struct, kw_only=True):
     think: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
     thinking_budget: int | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
-    logit_bias: dict[str, Any] | None = None
-    # Numbers: their type and range are checked together.
-    max_tokens: Any = None
     max_completion_tokens: Any = None
-    temperature: Any = None
-    top_p: Any = None
-    top_k: Any = None
-    min_p: Any = None
-    repetition_penalty: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
     top_logprobs: Any = None
-    seed: Any = None
-    min_tokens: Any = None
     # Would change the output and are not served: refused, not ignored.
     functions: Any = None
     function_call: Any = None
