@@ -23,6 +23,7 @@ from osaurus.errors import BundleError, IncompleteBundle
 
 _SPECIAL_NAMES = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
+    "prefix_token", "suffix_token", "middle_token",
 )  # fmt: skip
 
 #: Families that shipped `vocab.json` and `merges.txt` alone, and how their class splits text.

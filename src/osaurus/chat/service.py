@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from osaurus.chat.arguments import ArgumentChecker
 from osaurus.chat.completion import Completion, fold
 from osaurus.chat.embeddings import embed, refuse_embedder
 from osaurus.chat.prompt import PreparedPrompt, prepare_prompt
+from osaurus.chat.raw_prompt import prepare_raw
 from osaurus.chat.rules import ChoiceRules
 from osaurus.chat.sampling import effective_sampling, fit_to_context
 from osaurus.chat.stream import ChatStream, Deadline
@@ -31,6 +32,8 @@ from osaurus.runtime.pool import ModelRuntime
 from osaurus.types.chat import ChatRequest
 from osaurus.types.embeddings import EmbeddingRequest, Embeddings
 from osaurus.types.engine import GenerationRequest
+
+_T = TypeVar("_T")
 
 BUDGET_NOT_ENFORCED = (
     "thinking_budget is not enforced: this model's thinking does not close with one token"
@@ -118,7 +121,7 @@ class ChatEngine:
                         stop=stops,
                         machine=_machine(model, prompt, request),
                     ),
-                    stop_token_ids=model.eos_token_ids,
+                    stop_token_ids=model.eos_token_ids | prompt.end_ids,
                     n=request.n,
                     make_rule=iter(budgets).__next__,
                     cache=prompt.cache,
@@ -155,11 +158,18 @@ class ChatEngine:
     async def count_prompt(self, request: ChatRequest) -> int:
         """The tokens of the prompt that `open` would run. Runs and loads nothing, so a busy
         model answers too. Raises as `open` does, but for what only running a prompt meets."""
+        return len((await self.prepare(request)).token_ids)
+
+    async def prepare(self, request: ChatRequest) -> PreparedPrompt:
+        """The prompt that `open` would run, made as for `count_prompt`."""
+        return await self.consult(request.model, lambda model: self._prompt(model, request))
+
+    async def consult(self, name: str, function: Callable[[PromptModel], _T]) -> _T:
+        """What `function` makes of a model's files, on a thread; loads nothing."""
         if self.live is not None:
             await self.live.refresh(self.runtime)
-        model = await self.runtime.read(request.model)
-        prompt = await self._threads.run(model.model_id, self._prompt, model, request)
-        return len(prompt.token_ids)
+        model = await self.runtime.read(name)
+        return await self._threads.run(model.model_id, function, model)
 
     def _prepare(
         self, model: LoadedModel, request: ChatRequest
@@ -167,6 +177,8 @@ class ChatEngine:
         return self._prompt(model, request), ArgumentChecker(request.tools)
 
     def _prompt(self, model: PromptModel, request: ChatRequest) -> PreparedPrompt:
+        if request.prompt is not None:
+            return prepare_raw(model, request.prompt)
         keeps = self._keeps_attribution if self.live is None else self.live.keeps_attribution
         return prepare_prompt(model, request, keeps_attribution=keeps)
 
@@ -200,6 +212,8 @@ def _machine(
     model: LoadedModel, prompt: PreparedPrompt, request: ChatRequest
 ) -> OutputMachine | None:
     """A choice's own machine. Without tools it only strips what looks like a call."""
+    if request.prompt is not None:
+        return None  # raw text comes out as it is
     return build_machine(
         prompt.tool_format,
         model.conventions.formats.reasoning,

@@ -44,6 +44,7 @@ class Tokenizer(Protocol):
     """Text to ids and back to bytes. Safe to call from any thread."""
 
     bos_token_id: int | None
+    add_bos: bool  #: a raw prompt starts with BOS
     add_bos_to_chat: bool  #: a rendered chat gets a BOS that its template did not write
 
     @property
@@ -52,9 +53,24 @@ class Tokenizer(Protocol):
     @property
     def special_ids(self) -> Collection[int]: ...
 
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """Texts by the bundle's own names: `eos_token`, `prefix_token`, ..."""
+        ...
+
+    @property
+    def frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Ids that the tokenizer itself puts before and behind a text."""
+        ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
     def encode(self, text: str, *, parse_special: bool, add_bos: bool) -> list[int]: ...
 
     def token_bytes(self, token_id: int) -> bytes: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
 
 
 class Template(Protocol):
