@@ -71,11 +71,11 @@ def turns_of(messages: Sequence[WireMessage]) -> Turns:
     return turns
 
 
-def system_content(system: str | Sequence[WireBlock], place: str = "system") -> Any:
+def system_content(system: str | Sequence[WireBlock]) -> str | tuple[Part, ...]:
     """The content of a system message: text, or its blocks as parts."""
     if isinstance(system, str):
         return system
-    return _content([_system_text(f"{place}[{i}]", block) for i, block in enumerate(system)])
+    return _content([_system_text(f"system[{i}]", block) for i, block in enumerate(system)])
 
 
 def _by_turn(messages: Sequence[WireMessage]) -> Iterator[tuple[Role, str, list[_Placed]]]:
@@ -179,27 +179,21 @@ def _past_call(each: _Placed) -> ToolCallRef:
 
 def _result(each: _Placed) -> PlacedMessage:
     block = each.block
-    content = block.content
-    if content is None:
-        content = ""
-    if isinstance(content, list):
-        content = _content(
-            [_result_part(f"{each.place}.content[{i}]", part) for i, part in enumerate(content)]
-        )
-    elif not isinstance(content, str):
+    given = "" if block.content is None else block.content
+    if isinstance(given, str):
+        parts: list[Part] = [TextPart(text=given)]
+    elif isinstance(given, list):
+        parts = [_result_part(f"{each.place}.content[{i}]", part) for i, part in enumerate(given)]
+    else:
         raise InvalidField(f"{each.place}.content", "must be a string or an array of blocks")
     if block.is_error:  # no template has a place for it
-        content = ("Error: " + content) if isinstance(content, str) else _with_error(content)
+        parts.insert(0, TextPart(text="Error: "))
     message = Message(
         role="tool",
-        content=content,
+        content=_content(parts),
         tool_call_id=_required(each, "tool_use_id", block.tool_use_id),
     )
     return PlacedMessage(message=message, place=each.place)
-
-
-def _with_error(parts: tuple[Part, ...]) -> tuple[Part, ...]:
-    return (TextPart(text="Error: "), *parts)
 
 
 def _result_part(place: str, value: Any) -> Part:
@@ -213,9 +207,9 @@ def _result_part(place: str, value: Any) -> Part:
         return TextPart(text=text)
     match block.type:
         case "image":
-            return MediaPart(kind="image", source=_source(block))
+            return MediaPart(kind="image", source=_address(block))
         case "document":
-            return MediaPart(kind="document", source=_source(block))
+            return MediaPart(kind="document", source=_address(block))
         case "tool_reference":
             return TextPart(text=block.tool_name or "")
         case kind if _is_foreign(kind) or kind == "browser_state":
@@ -230,7 +224,7 @@ def _text_of(place: str, block: WireBlock) -> str | None:
         return _required(_Placed(place, block), "text", block.text)
     if block.type == "search_result":
         return _titled(block.title, _inner_text(f"{place}.content", block.content))
-    source = block.source or {}
+    source = _source(block)
     if block.type == "document" and source.get("type") == "text":
         data = source.get("data")
         if not isinstance(data, str):
@@ -267,8 +261,12 @@ def _refusal(place: str, kind: str) -> InvalidField:
     return InvalidField(f"{place}.type", f"{kind[:40]!r} is not supported here")
 
 
-def _source(block: WireBlock) -> str:
-    source = block.source or {}
+def _source(block: WireBlock) -> Mapping[str, Any]:
+    return block.source if isinstance(block.source, dict) else {}
+
+
+def _address(block: WireBlock) -> str:
+    source = _source(block)
     return str(source.get("url") or source.get("data") or "")
 
 

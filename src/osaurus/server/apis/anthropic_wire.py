@@ -19,7 +19,7 @@ class WireBlock(Struct, kw_only=True):
     type: str
     text: str | None = None
     thinking: str | None = None
-    source: dict[str, Any] | None = None
+    source: dict[str, Any] | str | None = None
     title: str | None = None
     id: str | None = None
     name: str | None = None
@@ -111,7 +111,7 @@ class ToolUseBlock(Struct, kw_only=True, tag_field="type", tag="tool_use"):
 
     id: str
     name: str
-    input: msgspec.Raw = msgspec.Raw(b"{}")
+    input: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
 
 
 AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
