@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx2
 import openai
+import openresponses_types.types as published
 import pytest
 from pydantic import BaseModel
 
@@ -527,6 +528,55 @@ def test_input_items_are_listed_in_pages(server: Server) -> None:
     for bad in ({"limit": 0}, {"limit": 101}, {"order": "up"}, {"after": "msg_x"}):
         with pytest.raises(openai.BadRequestError):
             server.client.responses.input_items.list(second.id, **bad)
+
+
+def test_a_compacted_conversation_keeps_what_was_said_to_the_model(server: Server) -> None:
+    first = server.ask(f"<think>hm</think>Look.{BERN}", tools=[WEATHER], input="Weather?")
+    result = {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "12 C"}
+    second = server.ask("It is 12 C.", input=[result], previous_response_id=first.id)
+    server.steps = [Say("  It is 12 C in Bern.\n")]
+    compacted = httpx2.post(
+        f"{server.running.url}/v1/responses/compact",
+        json={"model": "m", "previous_response_id": second.id},
+    ).json()
+    published.CompactResource.model_validate(compacted)
+    kinds = [item["type"] for item in compacted["output"]]
+    assert kinds == ["message", "compaction"]
+    assert compacted["usage"]["output_tokens"] == len("  It is 12 C in Bern.\n")
+    assert "tool\n12 C" in server.prompt()  # the summary was made from all of it
+    server.ask("Fine.", input=[*compacted["output"], {"role": "user", "content": "And now?"}])
+    prompt = server.prompt()
+    assert "user\nWeather?<|im_end|>" in prompt
+    assert "Summary of the conversation so far:\nIt is 12 C in Bern.<|im_end|>" in prompt
+    assert "get_weather" not in prompt
+
+
+def test_a_compaction_of_another_server_is_left_out_with_a_note(server: Server) -> None:
+    for content in ("gAAAA", "osaurus.summary.1.%%%"):
+        foreign = {"type": "compaction", "encrypted_content": content}
+        answer = server.ask(input=[foreign, {"role": "user", "content": "Hi"}])
+        assert "compaction" in answer.osaurus["notes"][0]
+
+
+def test_an_empty_summary_is_an_error(server: Server) -> None:
+    server.steps = [Say(" ")]
+    with pytest.raises(openai.InternalServerError, match="no summary"):
+        server.client.responses.compact(model="m", input="Hi")
+
+
+def test_input_tokens_are_counted_as_a_real_request_counts_them(server: Server) -> None:
+    first = server.ask("Yes.", input="Weather?")
+    fields: dict[str, Any] = {
+        "model": "m",
+        "input": [{"role": "user", "content": "So?"}],
+        "instructions": "Be brief.",
+        "tools": [WEATHER],
+        "previous_response_id": first.id,
+    }
+    num_requests = len(server.engine.requests)
+    count = server.client.responses.input_tokens.count(**fields)
+    assert len(server.engine.requests) == num_requests
+    assert count.input_tokens == server.ask("ok", **fields).usage.input_tokens
 
 
 # Errors, cancels, silence.

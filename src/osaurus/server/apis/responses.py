@@ -1,4 +1,4 @@
-"""`/responses`: made, streamed, read back, gone on from, cancelled and deleted.
+"""`/responses`: made, streamed, read back, gone on from, cancelled, deleted and compacted.
 
 The handlers decode and encode; what fields mean is in `responses_request.py`, how an answer
 becomes items and events in `responses_writer.py`, what is kept in `responses_store.py`.
@@ -17,11 +17,14 @@ from starlette.responses import Response
 
 from osaurus.chat.service import ChatEngine
 from osaurus.errors import InvalidField, OsaurusError
+from osaurus.server.apis.responses_compact import compact
 from osaurus.server.apis.responses_request import PreparedResponse, prepare_response
 from osaurus.server.apis.responses_run import ResponseRun
 from osaurus.server.apis.responses_store import ResponseStore, not_cancellable
 from osaurus.server.apis.responses_wire import (
+    CompactBody,
     DeletedResponse,
+    InputTokenCount,
     Item,
     ItemList,
     ResponsesBody,
@@ -63,6 +66,23 @@ class Responses:
             ping_interval_s=self._ping_interval_s,
         )
 
+    async def compact(self, request: Request) -> Response:
+        exchange = Exchange.of(request)
+        body = await read_json(request, CompactBody)
+        exchange.facts["model"] = body.model[:200]
+        return await run_while_connected(request.receive, self._compacted(body, exchange))
+
+    async def count_input_tokens(self, request: Request) -> Response:
+        """Runs and loads nothing."""
+        exchange = Exchange.of(request)
+        body = await read_json(request, ResponsesBody)
+        prepared = prepare_response(body, self._store, exchange.request_id)
+        exchange.facts["model"] = body.model[:200]
+        with prepared.conversation.naming_items():
+            counting = self._chat.count_prompt(prepared.chat_request)
+            count = await run_while_connected(request.receive, counting)
+        return _json(InputTokenCount(input_tokens=count))
+
     async def retrieve(self, request: Request) -> Response:
         stored = self._store.get(_id_of(request))
         if request.query_params.get("stream") == "true":
@@ -94,6 +114,10 @@ class Responses:
         with self._admission.slot():
             await _read(run, is_shown=False)
         return _json(run.response)
+
+    async def _compacted(self, body: CompactBody, exchange: Exchange) -> Response:
+        with self._admission.slot():
+            return _json(await compact(self._chat, body, self._store, exchange))
 
     async def _frames(self, run: ResponseRun) -> AsyncGenerator[bytes]:
         with self._admission.slot():

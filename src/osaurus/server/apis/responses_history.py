@@ -8,17 +8,21 @@ a turn of its own, unless calls wait for their results.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from osaurus.errors import InvalidField
-from osaurus.server.apis.responses_items import MEDIA_PARTS, TEXT_PARTS
+from osaurus.server.apis.responses_items import MEDIA_PARTS, TEXT_PARTS, summary_of
 from osaurus.server.apis.responses_wire import Item
 from osaurus.types.chat import MediaPart, Message, Part, TextPart, ToolCallRef
 
 #: Put where a tool sent a file: nothing here reads files.
 _FILE_NOTE = "[file left out: this server reads text only]"
+
+#: Before what stands for the part of a conversation that was summed up.
+_SUMMARY_HEAD = "Summary of the conversation so far:"
 
 _PLACE = re.compile(r"messages\[(\d+)\](.*)", re.DOTALL)
 
@@ -55,8 +59,15 @@ class Conversation:
             self._add(item, where.format(i))
         self._close()
 
+    @contextmanager
+    def naming_items(self) -> Generator[None]:
+        """A fault that `chat/` finds in a message is named by the item's place in the request."""
+        try:
+            yield
+        except InvalidField as error:
+            raise self.renamed(error) from None
+
     def renamed(self, error: InvalidField) -> InvalidField:
-        """A fault that `chat/` found in a message, by the item's place in the request."""
         found = _PLACE.fullmatch(error.field)
         if found is None or int(found[1]) >= len(self._origins):
             return error
@@ -88,6 +99,8 @@ class Conversation:
                 self._append(
                     where, Message(role="tool", content=content, tool_call_id=item["call_id"])
                 )
+            case "compaction" if (summary := summary_of(item)) is not None:
+                self._append(where, Message(role="user", content=f"{_SUMMARY_HEAD}\n{summary}"))
             case kind:
                 note = f"items of type {str(kind)[:40]!r} are not served: left out of the prompt"
                 if note not in self.notes:

@@ -6,6 +6,7 @@ and said again; and from any sequence of them the messages that `chat/` takes.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,31 @@ MEDIA_PARTS: Mapping[str, str] = {
 }
 
 Find = Callable[[str], Item | None]
+
+#: Begins the content of a compaction item of ours. It is coded, not encrypted: it holds nothing
+#: that its reader may not know, and counts as the client's own text when it comes back.
+_SUMMARY_MARK = "osaurus.summary.1."
+
+
+def compaction(summary: str) -> Item:
+    coded = base64.urlsafe_b64encode(summary.encode("utf-8", "replace")).decode()
+    return {
+        "type": "compaction",
+        "id": new_id("cmp"),
+        "encrypted_content": _SUMMARY_MARK + coded,
+    }
+
+
+def summary_of(item: Item) -> str | None:
+    """What a compaction item says; None for another server's."""
+    content = item.get("encrypted_content")
+    if not isinstance(content, str) or not content.startswith(_SUMMARY_MARK):
+        return None
+    try:
+        coded = content[len(_SUMMARY_MARK) :]
+        return base64.b64decode(coded, altchars=b"-_", validate=True).decode()
+    except ValueError:  # not base64, not ASCII, not UTF-8
+        return None
 
 
 def whole_items(value: str | Sequence[Item], find: Find) -> list[Item]:
@@ -99,14 +125,14 @@ def _part(where: str, part: Any) -> dict[str, Any]:
     if not isinstance(part, dict):
         raise InvalidField(where, "must be an object with a type")
     kind = part.get("type")
-    if kind in TEXT_PARTS:
+    if isinstance(kind, str) and kind in TEXT_PARTS:
         if not isinstance(part.get(TEXT_PARTS[kind]), str):
             raise InvalidField(f"{where}.{TEXT_PARTS[kind]}", "must be a string")
         defaults: dict[str, Any] = {}
         if kind == "output_text":
             defaults = {"annotations": [], "logprobs": []}
         return {**defaults, **{key: v for key, v in part.items() if v is not None}}
-    if kind in MEDIA_PARTS:
+    if isinstance(kind, str) and kind in MEDIA_PARTS:
         return {"detail": "auto", **part} if kind == "input_image" else dict(part)
     if kind == "input_file":
         return dict(part)

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from osaurus.chat.completion import usage_of
 from osaurus.chat.service import ChatEngine
 from osaurus.chat.stream import ChatStream
-from osaurus.errors import InvalidField, OsaurusError
+from osaurus.errors import OsaurusError
 from osaurus.server.apis.responses_request import PreparedResponse
 from osaurus.server.apis.responses_store import ResponseStore, StoredResponse
 from osaurus.server.apis.responses_wire import ResponseObject, StreamEvent
@@ -105,10 +105,8 @@ class ResponseRun:
             self._stop()
 
     async def _open(self) -> ChatStream:
-        try:
+        with self._prepared.conversation.naming_items():
             return await self._chat.open(self._prepared.chat_request, suppress_progress=True)
-        except InvalidField as error:
-            raise self._prepared.conversation.renamed(error) from None
 
     def _tell_store(self) -> None:
         if self._stored is None:

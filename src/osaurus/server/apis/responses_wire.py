@@ -156,6 +156,26 @@ class StreamEvent(Struct, kw_only=True):
     arguments: str | UnsetType = UNSET
 
 
+class CompactBody(Struct, kw_only=True):
+    model: str
+    input: str | list[Item] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+
+
+class CompactedConversation(Struct, kw_only=True):
+    id: str
+    created_at: int
+    output: list[Item]
+    usage: ResponseUsage
+    object: str = "response.compaction"
+
+
+class InputTokenCount(Struct, kw_only=True):
+    input_tokens: int
+    object: str = "response.input_tokens"
+
+
 class ItemList(Struct, kw_only=True):
     data: list[Item]
     first_id: str

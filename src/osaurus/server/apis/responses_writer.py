@@ -122,7 +122,7 @@ class ResponseWriter:
             return []
         is_cut = info.stop_reason == "length"
         self._remark(remarks)
-        self._set(usage=_usage(info))
+        self._set(usage=wire_usage(info))
         return self._end(
             "response.incomplete" if is_cut else "response.completed",
             status="incomplete" if is_cut else "completed",
@@ -247,7 +247,7 @@ class ResponseWriter:
         self.response = msgspec.structs.replace(self.response, **changes)
 
 
-def _usage(info: Info) -> ResponseUsage:
+def wire_usage(info: Info) -> ResponseUsage:
     usage = usage_of([info])
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
