@@ -116,6 +116,8 @@ def build_app(chat: ChatEngine, config: AppConfig, readiness: Readiness | None =
         ("POST", "/push", refusal("pushing models", "upload them with the hub's own tools")),
         ("POST", "/blobs/{digest}", refusal("uploading files", "pull the model instead")),
         ("POST", "/responses", responses.create),
+        ("POST", "/responses/compact", responses.compact),
+        ("POST", "/responses/input_tokens", responses.count_input_tokens),
         ("GET", "/responses/{response_id}", responses.retrieve),
         ("DELETE", "/responses/{response_id}", responses.delete),
         ("POST", "/responses/{response_id}/cancel", responses.cancel),
