@@ -30,6 +30,7 @@ from osaurus.server.apis.embeddings import OpenAIEmbeddings
 from osaurus.server.apis.images import UNSUPPORTED, unsupported
 from osaurus.server.apis.models import ModelCatalog
 from osaurus.server.apis.ollama_chat import OllamaChat
+from osaurus.server.apis.ollama_embed import OllamaEmbed
 from osaurus.server.apis.ollama_models import OllamaModels, refusal
 from osaurus.server.apis.ollama_pull import OllamaPull
 from osaurus.server.apis.openai_chat import OpenAIChat
@@ -88,6 +89,7 @@ def build_app(chat: ChatEngine, config: AppConfig, readiness: Readiness | None =
     ollama_models = OllamaModels(chat.runtime)
     completions = OpenAICompletions(chat, admission, ping_interval_s=config.ping_interval_s)
     embeddings = OpenAIEmbeddings(chat, admission)
+    ollama_embed = OllamaEmbed(chat, admission, embeddings.embeddings)
     tokens = Tokenization(chat)
     responses = Responses(chat, admission, ping_interval_s=config.ping_interval_s)
     models = ModelCatalog(chat.runtime)
@@ -96,7 +98,8 @@ def build_app(chat: ChatEngine, config: AppConfig, readiness: Readiness | None =
     table: tuple[tuple[str, str, _Handler], ...] = (
         ("POST", "/chat/completions", openai.chat_completions),
         ("POST", "/completions", completions.completions),
-        ("POST", "/embeddings", embeddings.embeddings),
+        ("POST", "/embeddings", ollama_embed.embeddings),
+        ("POST", "/embed", ollama_embed.embed),
         ("POST", "/tokenize", tokens.tokenize),
         ("POST", "/detokenize", tokens.detokenize),
         *(("POST", path, unsupported(needs)) for path, needs in UNSUPPORTED.items()),

@@ -14,11 +14,12 @@ from starlette.responses import Response
 
 from osaurus.chat.completion import fold, usage_of
 from osaurus.chat.service import ChatEngine
-from osaurus.errors import OsaurusError
+from osaurus.chat.stream import ChatStream
+from osaurus.errors import NoChatTemplate, OsaurusError
 from osaurus.server.apis.ollama_lines import LineWriter, Shape
 from osaurus.server.apis.ollama_names import find_by_name
 from osaurus.server.apis.ollama_options import keep_alive_policy
-from osaurus.server.apis.ollama_request import chat_request_of, generate_request_of
+from osaurus.server.apis.ollama_request import chat_request_of, generate_request_of, untemplated
 from osaurus.server.apis.ollama_wire import AnswerBody, ChatBody, GenerateBody, Line
 from osaurus.server.apis.openai_wire import encode
 from osaurus.server.auth import require_owner
@@ -99,7 +100,7 @@ class OllamaChat:
         exchange: Exchange,
     ) -> Line:
         with self._admission.slot():
-            async with await self._chat.open(chat_request, suppress_progress=True) as stream:
+            async with await self._open(chat_request) as stream:
                 writer.note_loaded()
                 self._keep(stream.model_id, policy)
                 (choice,) = (await fold(stream)).choices
@@ -115,7 +116,7 @@ class OllamaChat:
         exchange: Exchange,
     ) -> AsyncGenerator[bytes]:
         with self._admission.slot():
-            async with await self._chat.open(chat_request, suppress_progress=True) as stream:
+            async with await self._open(chat_request) as stream:
                 writer.note_loaded()
                 self._keep(stream.model_id, policy)
                 async for item in stream:
@@ -126,6 +127,16 @@ class OllamaChat:
                         exchange.note_output(item.event)
                     for line in writer.lines(item):
                         yield encode(line) + b"\n"
+
+    async def _open(self, chat_request: ChatRequest) -> ChatStream:
+        """A model without a template goes on from a single prompt as it stands, as under Ollama."""
+        try:
+            return await self._chat.open(chat_request, suppress_progress=True)
+        except NoChatTemplate:
+            prompt = untemplated(chat_request)
+            if prompt is None:
+                raise
+            return await self._chat.open(prompt, suppress_progress=True)
 
     def _keep(self, model_id: str, policy: ResidencyPolicy | None) -> None:
         """From here on, until the model is unloaded or another request says otherwise."""

@@ -31,7 +31,7 @@ _NO_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_
 
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
-_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}
 #: What is kept longer is kept for ever.
 _LONGEST_S = 100 * 365 * 86_400
@@ -127,7 +127,7 @@ def _seconds(value: Any) -> float | None:
     text = value.strip()
     sign = -1.0 if text.startswith("-") else 1.0
     text = text.removeprefix("-").removeprefix("+")
-    if re.fullmatch(r"\d+(\.\d*)?|\.\d+", text):
+    if re.fullmatch(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", text):
         return sign * float(text)
     parts = list(_DURATION.finditer(text))
     if not parts or "".join(part[0] for part in parts) != text:

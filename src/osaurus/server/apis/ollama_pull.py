@@ -107,11 +107,8 @@ async def _encoded(lines: AsyncGenerator[PullLine]) -> AsyncGenerator[bytes]:
 
 
 async def _last(lines: AsyncGenerator[PullLine]) -> PullLine:
-    last = PullLine(status="")
     async with aclosing(lines):
-        async for last in lines:
-            pass
-    return last
+        return [line async for line in lines][-1]
 
 
 def _failure_line(error: OsaurusError) -> bytes:

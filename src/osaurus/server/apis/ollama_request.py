@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 from osaurus.chat.turns import call_id
@@ -22,6 +23,7 @@ from osaurus.types.chat import (
     MediaPart,
     Message,
     Part,
+    RawPrompt,
     Role,
     TextPart,
     ToolCallRef,
@@ -41,12 +43,25 @@ def chat_request_of(body: ChatBody, request_id: str) -> ChatRequest:
 
 
 def generate_request_of(body: GenerateBody, request_id: str) -> ChatRequest:
-    """`prompt` as a user's message, behind `system` where that is given."""
+    """`prompt` as a user's message, behind `system` where that is given; as it stands with `raw`,
+    and with `suffix` as what the answer shall join to that."""
     _refuse_images("images", body.images)
+    if body.raw or body.suffix:
+        prompt = RawPrompt(content=body.prompt or "", suffix=body.suffix or None)
+        return ChatRequest(prompt=prompt, **_shared(body, request_id))
     messages = [Message(role="user", content=body.prompt or "")]
     if body.system:
         messages.insert(0, Message(role="system", content=body.system))
     return ChatRequest(messages=tuple(messages), **_shared(body, request_id))
+
+
+def untemplated(request: ChatRequest) -> ChatRequest | None:
+    """The same without a template; None for a conversation, which has no other form."""
+    *system, last = request.messages or (Message(role="assistant"),)
+    if last.role != "user" or any(message.role != "system" for message in system):
+        return None
+    text = "\n\n".join(message.text for message in request.messages)
+    return replace(request, messages=(), prompt=RawPrompt(content=text), template_kwargs={})
 
 
 def answer_sampling(body: AnswerBody) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from osaurus.bundle.bundle import Bundle, open_bundle
 from osaurus.bundle.card import ModelCard, card_of, parameter_label
+from osaurus.chat.fill import fill_format_of
 from osaurus.chat.probes import traits_of
 from osaurus.errors import TemplateError
 from osaurus.runtime.conventions import read_conventions
@@ -79,6 +80,8 @@ def capabilities(bundle: Bundle) -> list[str]:
             found.append("tools")
     except TemplateError:
         pass  # it cannot be rendered, with tools or without
+    if fill_format_of(bundle.load_tokenizer()) is not None:
+        found.append("insert")
     if read_conventions(bundle).formats.reasoning is not None:
         found.append("thinking")
     return found
