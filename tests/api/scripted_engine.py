@@ -53,6 +53,7 @@ class ByteTokenizer:
         self.bos_token_id = self.added_tokens.get("<bos>")
         self.add_bos_to_chat = add_bos_to_chat
         self._texts = {token_id: text for text, token_id in self.added_tokens.items()}
+        self.vocab_size = 256 + len(texts)
         self._split = re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
 
     def encode(self, text: str, *, parse_special: bool, add_bos: bool) -> list[int]:

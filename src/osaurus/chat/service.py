@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from osaurus.chat.answer_grammar import AnswerGrammar, answer_grammar, shaped_machine
 from osaurus.chat.arguments import ArgumentChecker
 from osaurus.chat.completion import Completion, fold
 from osaurus.chat.embeddings import embed, refuse_embedder
@@ -100,7 +101,8 @@ class ChatEngine:
             model.admit()
             refuse_embedder(model)
             params = effective_sampling(request.sampling, model.sampling_defaults, users)
-            prompt, checker = await self._threads.run(model.model_id, self._prepare, model, request)
+            prepared = await self._threads.run(model.model_id, self._prepare, model, request)
+            prompt, checker, grammar = prepared
             num_tokens = len(prompt.token_ids)
             params = fit_to_context(params, num_tokens, model.context_tokens)
             budgets = [_budget(model, prompt, request) for _ in range(request.n)]
@@ -119,11 +121,14 @@ class ChatEngine:
                         next(watching),
                         model.tokenizer,
                         stop=stops,
-                        machine=_machine(model, prompt, request),
+                        machine=shaped_machine(model, prompt)
+                        if grammar is not None and grammar.is_data
+                        else _machine(model, prompt, request),
                     ),
                     stop_token_ids=model.eos_token_ids | prompt.end_ids,
                     n=request.n,
                     make_rule=iter(budgets).__next__,
+                    make_constraint=None if grammar is None else grammar.fork,
                     cache=prompt.cache,
                 )
             )
@@ -173,8 +178,9 @@ class ChatEngine:
 
     def _prepare(
         self, model: LoadedModel, request: ChatRequest
-    ) -> tuple[PreparedPrompt, ArgumentChecker]:
-        return self._prompt(model, request), ArgumentChecker(request.tools)
+    ) -> tuple[PreparedPrompt, ArgumentChecker, AnswerGrammar | None]:
+        prompt = self._prompt(model, request)
+        return prompt, ArgumentChecker(request.tools), answer_grammar(model, prompt, request)
 
     def _prompt(self, model: PromptModel, request: ChatRequest) -> PreparedPrompt:
         if request.prompt is not None:

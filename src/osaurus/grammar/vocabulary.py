@@ -37,28 +37,30 @@ class GrammarVocabulary:
     """Safe to use from any thread. The lock is held while the tables are built: a second
     request waits for the first's.
 
-    `end_token_ids` end an answer; a mask holds them exactly where the grammar accepts.
+    `end_token_ids` end an answer; a mask holds them exactly where the grammar accepts. A model
+    that has none gets one past its vocabulary, which it can never write.
     """
 
     def __init__(self, tokens: Tokens, end_token_ids: Collection[int]) -> None:
         self._tokens = tokens
         self._lock = threading.Lock()
         self._built: LLTokenizer | None = None
-        self.end_token_ids = frozenset(i for i in end_token_ids if 0 <= i < tokens.vocab_size)
+        self._given_ends = end_token_ids
+
+    @cached_property
+    def end_token_ids(self) -> frozenset[int]:
+        size = self._tokens.vocab_size
+        return frozenset(i for i in self._given_ends if 0 <= i < size) or frozenset({size})
 
     @property
-    def vocab_size(self) -> int:
-        return self._tokens.vocab_size
+    def size(self) -> int:
+        """Tokens of a mask."""
+        return max(self._tokens.vocab_size, max(self.end_token_ids) + 1)
 
     @property
     def mask_words(self) -> int:
         """int32 words of one mask."""
-        return (self.vocab_size + 31) // 32
-
-    @property
-    def has_end(self) -> bool:
-        """Without an end token there is no way to end what a grammar accepts but goes on."""
-        return bool(self.end_token_ids)
+        return (self.size + 31) // 32
 
     def tokenizer(self) -> LLTokenizer:
         with self._lock:
@@ -72,8 +74,8 @@ class GrammarVocabulary:
         table = _Table(self._tokens, self.end_token_ids)
         return LLTokenizer(
             TokenizerWrapper(table),
-            n_vocab=self.vocab_size,
-            eos_token=sorted(self.end_token_ids) or [table.eos_token_id],
+            n_vocab=self.size,
+            eos_token=sorted(self.end_token_ids),
         )
 
     @cached_property
@@ -124,10 +126,11 @@ class _Table:
     def __init__(self, tokens: Tokens, end_token_ids: frozenset[int]) -> None:
         self._source = tokens
         self.tokens = [tokens.token_bytes(i) for i in range(tokens.vocab_size)]
+        if max(end_token_ids) == len(self.tokens):
+            self.tokens.append(b"<end>")
         self._special = frozenset(tokens.special_ids) | end_token_ids
-        self.special_token_ids = sorted(i for i in self._special if i < tokens.vocab_size)
-        # A vocabulary without an end token still has to name one; the engine never ends there.
-        self.eos_token_id = min(end_token_ids, default=tokens.vocab_size - 1)
+        self.special_token_ids = sorted(i for i in self._special if i < len(self.tokens))
+        self.eos_token_id = min(end_token_ids)
         self.bos_token_id = None
         self._by_bytes = {
             data: i for i, data in enumerate(self.tokens) if data and i not in self._special

@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from osaurus.grammar.vocabulary import GrammarVocabulary
 from osaurus.runtime.conventions import Conventions
 from osaurus.types.embeddings import Embedder
 from osaurus.types.engine import Engine
@@ -158,10 +159,14 @@ class LoadedModel:
     embedder: Embedder | None = None  #: set for a model that makes vectors and writes no text
     device: str = "cpu"  #: where its weights are
     control_texts: tuple[str, ...] = field(init=False, repr=False)
+    #: The tokens as grammars need them, built by the first request that has one.
+    vocabulary: GrammarVocabulary = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         texts = control_texts_of(self.tokenizer, self.template)
         object.__setattr__(self, "control_texts", texts)
+        vocabulary = GrammarVocabulary(self.tokenizer, self.eos_token_ids)
+        object.__setattr__(self, "vocabulary", vocabulary)
 
     @property
     def context_tokens(self) -> int:

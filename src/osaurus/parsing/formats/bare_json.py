@@ -5,6 +5,7 @@ from __future__ import annotations
 import regex
 
 from osaurus.parsing.bodies.json_calls import read_bare
+from osaurus.parsing.call_syntax import json_calls
 from osaurus.parsing.formats.base import BareOpener, ToolFormat
 
 _BLANKS = r"[ \t\r\n]{0,64}"
@@ -17,5 +18,7 @@ _MEMBER = (
 COMMIT = regex.compile(rf"(?:\[{_BLANKS})?\{{{_BLANKS}{_MEMBER}")
 
 BARE_JSON = ToolFormat(
-    name="bare_json", bare=(BareOpener(starts="{[", commit=COMMIT, read=read_bare),)
+    name="bare_json",
+    bare=(BareOpener(starts="{[", commit=COMMIT, read=read_bare),),
+    writes=(json_calls(between="\n"),),
 )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import regex
 
+from osaurus.parsing.call_syntax import CallSyntax
 from osaurus.parsing.calls import Calls, UnknownName, new_call_id
 from osaurus.parsing.source import MAX_GAP, Reader, Source
 
@@ -62,7 +63,8 @@ class ToolFormat:
     `unknown` says what an envelope does with a tool that was not offered. `orphans` are the
     closers that are dropped where no envelope is open; `wrappers` are tags around visible text
     that are always dropped. `own_id` is the shape of call ids that the family writes itself
-    and has to see again.
+    and has to see again. `writes` are the layouts that a grammar may hold it to: the first
+    whose `needs` the bundle has, the last if none.
     """
 
     name: str
@@ -73,3 +75,4 @@ class ToolFormat:
     unknown: UnknownName = "forward"
     new_id: Callable[[], str] = new_call_id
     own_id: regex.Pattern[str] | None = None
+    writes: tuple[CallSyntax, ...] = ()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import regex
 
 from osaurus.parsing.bodies.sections import SectionTokens, read_section
+from osaurus.parsing.call_syntax import CallSyntax
 from osaurus.parsing.calls import Calls
 from osaurus.parsing.formats.base import GAP, Opener, ToolFormat
 from osaurus.parsing.markers import MarkerSet
@@ -44,7 +45,22 @@ def _read_call(source: Source, calls: Calls) -> Reader[None]:
     return read_section(source, calls, _TOKENS, _read_head, in_call=True)
 
 
-def _format(name: str) -> ToolFormat:
+def _syntax(head: str, middle: str, close: str) -> CallSyntax:
+    return CallSyntax(
+        begin=_TOKENS.section_open,
+        open=_TOKENS.call_open + head,
+        middle=middle,
+        close=close + _TOKENS.call_close,
+        end=_TOKENS.section_close,
+        names=r"[A-Za-z0-9_.\-]{1,64}",
+    )
+
+
+_V3 = _syntax(f"function{_TOKENS.separator}", "\n```json\n", "\n```")
+_V31 = _syntax("", _TOKENS.separator, "")
+
+
+def _format(name: str, syntax: CallSyntax) -> ToolFormat:
     return ToolFormat(
         name=name,
         openers=(
@@ -62,8 +78,9 @@ def _format(name: str) -> ToolFormat:
             ),
         ),
         orphans=_CLOSERS,
+        writes=(syntax,),
     )
 
 
-DEEPSEEK_V3 = _format("deepseek_v3")
-DEEPSEEK_V31 = _format("deepseek_v31")
+DEEPSEEK_V3 = _format("deepseek_v3", _V3)
+DEEPSEEK_V31 = _format("deepseek_v31", _V31)

@@ -15,6 +15,7 @@ from typing import Any
 import regex
 
 from osaurus.parsing.arguments import trim_edge_breaks
+from osaurus.parsing.call_syntax import CallSyntax, Parameter
 from osaurus.parsing.calls import Calls
 from osaurus.parsing.formats.base import GAP, Opener, ToolFormat
 from osaurus.parsing.markers import MarkerSet
@@ -101,4 +102,35 @@ DSML_OPENERS = (
 )
 DSML_ORPHANS = tuple(opener.closers[0] for opener in DSML_OPENERS)
 
-DSML = ToolFormat(name="dsml", openers=DSML_OPENERS, orphans=DSML_ORPHANS)
+
+def _syntax(wrapper: str, blank: str = "", needs: tuple[str, ...] = ()) -> CallSyntax:
+    tags = _Tags(wrapper, blank)
+    close = f"</｜DSML｜{blank}parameter>"
+    return CallSyntax(
+        begin=f"{tags.wrapper}\n",
+        open=tags.invoke,
+        middle='">\n',
+        close=f"{tags.invoke_close}\n",
+        end=tags.wrapper_close,
+        arguments="tags",
+        parameter=Parameter(
+            open=tags.parameter,
+            middle='" string="true">',
+            json_middle='" string="false">',
+            close=f"{close}\n",
+            stops=(close,),
+        ),
+        needs=needs,
+    )
+
+
+DSML = ToolFormat(
+    name="dsml",
+    openers=DSML_OPENERS,
+    orphans=DSML_ORPHANS,
+    writes=(
+        _syntax("function_calls", needs=("<｜DSML｜function_calls>",)),
+        _syntax("calls", " ", needs=("<｜DSML｜ calls>",)),
+        _syntax("tool_calls"),
+    ),
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import regex
 
 from osaurus.parsing.bodies.gemma_calls import CALL_START, read_calls
+from osaurus.parsing.call_syntax import CallSyntax
 from osaurus.parsing.calls import Calls
 from osaurus.parsing.formats.base import GAP, Opener, ToolFormat
 from osaurus.parsing.gemma_values import Delimited
@@ -29,4 +30,14 @@ GEMMA = ToolFormat(
         ),
     ),
     orphans=(_CLOSER,),
+    writes=(
+        CallSyntax(
+            open="<start_function_call>call:",
+            middle="",
+            close=_CLOSER,
+            arguments="braces",
+            quote="<escape>",
+            names=r"[A-Za-z0-9_.\-]{1,64}",
+        ),
+    ),
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import regex
 
 from osaurus.parsing.bodies.gemma_calls import CALL_START, read_calls
+from osaurus.parsing.call_syntax import CallSyntax
 from osaurus.parsing.calls import Calls
 from osaurus.parsing.formats.base import GAP, Opener, ToolFormat
 from osaurus.parsing.gemma_values import Delimited
@@ -34,4 +35,14 @@ GEMMA4 = ToolFormat(
         for marker in ("<|tool_call>", "<|tool_call|>")
     ),
     orphans=(_CLOSER,),
+    writes=(
+        CallSyntax(
+            open="<|tool_call>call:",
+            middle="",
+            close=_CLOSER,
+            arguments="braces",
+            quote='<|"|>',
+            names=r"[A-Za-z0-9_.\-]{1,64}",
+        ),
+    ),
 )

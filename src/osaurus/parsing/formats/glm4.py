@@ -9,6 +9,7 @@ import regex
 
 from osaurus.parsing.bodies.json_calls import JSON_START, read_enveloped
 from osaurus.parsing.bodies.tag_pairs import PairTags, read_pairs
+from osaurus.parsing.call_syntax import CallSyntax, Parameter
 from osaurus.parsing.calls import Calls
 from osaurus.parsing.formats.base import GAP, Opener, ToolFormat
 from osaurus.parsing.source import Reader, Source
@@ -35,4 +36,21 @@ GLM4 = ToolFormat(
     name="glm4",
     openers=(Opener(marker="<tool_call>", commit=_COMMIT, read=_read, closers=(_CLOSER,)),),
     orphans=(_CLOSER,),
+    writes=(
+        CallSyntax(
+            open=_TAGS.call_open,
+            middle="\n",
+            close=_CLOSER,
+            between="\n",
+            arguments="tags",
+            parameter=Parameter(
+                open=_TAGS.key_open,
+                middle=f"</arg_key>\n{_TAGS.value_open}",
+                close="</arg_value>\n",
+                stops=("</arg_value>",),
+                is_stripped=True,
+            ),
+            names=rf"{_NAME}{{1,64}}",
+        ),
+    ),
 )

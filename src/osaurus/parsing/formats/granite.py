@@ -8,6 +8,7 @@ import regex
 
 from osaurus.parsing.bodies.json_calls import read_enveloped
 from osaurus.parsing.bodies.xml_calls import read_functions
+from osaurus.parsing.call_syntax import json_calls
 from osaurus.parsing.calls import Calls
 from osaurus.parsing.formats.base import GAP, Opener, ToolFormat
 from osaurus.parsing.formats.xml_function import qwen_syntax
@@ -36,4 +37,8 @@ GRANITE = ToolFormat(
         Opener(marker="<tool_call>", commit=_TAG_COMMIT, read=_read, closers=(_CLOSER,)),
     ),
     orphans=(_CLOSER,),
+    writes=(
+        json_calls("<|tool_call|>[", "]", between=", ", needs=("<|tool_call|>",)),
+        json_calls(open="<tool_call>\n", close=f"\n{_CLOSER}", between="\n"),
+    ),
 )

@@ -9,6 +9,7 @@ import regex
 
 from osaurus.parsing.bodies.json_calls import read_array
 from osaurus.parsing.bodies.tag_pairs import PairTags, read_pairs
+from osaurus.parsing.call_syntax import CallSyntax, Parameter, json_calls
 from osaurus.parsing.calls import Calls
 from osaurus.parsing.formats.base import GAP, Opener, ToolFormat
 from osaurus.parsing.source import Reader, Source
@@ -43,10 +44,35 @@ def _opener(suffix: str) -> Opener:
     )
 
 
+def _pairs(suffix: str, needs: tuple[str, ...]) -> CallSyntax:
+    tags = PairTags(suffix)
+    return CallSyntax(
+        begin=f"<tool_calls{suffix}>\n",
+        open=tags.call_open,
+        middle=f"{tags.separator}\n",
+        close=f"{tags.call_close}\n",
+        end=f"</tool_calls{suffix}>",
+        arguments="tags",
+        parameter=Parameter(
+            open=tags.key_open,
+            middle=f"</arg_key{suffix}>\n{tags.value_open}",
+            close=f"</arg_value{suffix}>\n",
+            stops=(f"</arg_value{suffix}>",),
+            is_stripped=True,
+        ),
+        needs=needs,
+    )
+
+
 HUNYUAN = ToolFormat(
     name="hunyuan",
     openers=(_opener(""), _opener(":opensource")),
     orphans=("</tool_calls>", "</tool_calls:opensource>"),
     # A13B wraps what it says in these.
     wrappers=("<answer>", "</answer>"),
+    writes=(
+        _pairs(":opensource", ("<tool_sep:opensource>",)),
+        _pairs("", ("<tool_sep>",)),
+        json_calls("<tool_calls>[", "]</tool_calls>", between=", "),
+    ),
 )

@@ -7,6 +7,7 @@ from collections.abc import Generator
 import regex
 
 from osaurus.parsing.bodies.json_calls import JSON_START, read_enveloped
+from osaurus.parsing.call_syntax import json_calls
 from osaurus.parsing.calls import Calls
 from osaurus.parsing.formats.base import GAP, Opener, ToolFormat
 from osaurus.parsing.source import Source
@@ -23,7 +24,12 @@ def json_opener(opener: str, closer: str) -> Opener:
 
 def _tagged(name: str, tag: str) -> ToolFormat:
     opener, closer = f"<{tag}>", f"</{tag}>"
-    return ToolFormat(name=name, openers=(json_opener(opener, closer),), orphans=(closer,))
+    return ToolFormat(
+        name=name,
+        openers=(json_opener(opener, closer),),
+        orphans=(closer,),
+        writes=(json_calls(open=f"{opener}\n", close=f"\n{closer}", between="\n"),),
+    )
 
 
 JSON_TAGS = _tagged("json", "tool_call")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import regex
 
 from osaurus.parsing.bodies.sections import SectionTokens, read_section
+from osaurus.parsing.call_syntax import INDEX, CallSyntax
 from osaurus.parsing.calls import Calls
 from osaurus.parsing.formats.base import GAP, Opener, ToolFormat
 from osaurus.parsing.source import Reader, Source
@@ -57,4 +58,14 @@ KIMI_K2 = ToolFormat(
     ),
     orphans=_CLOSERS,
     own_id=regex.compile(r"[\s\S]+"),
+    writes=(
+        CallSyntax(
+            begin=_TOKENS.section_open,
+            open=f"{_TOKENS.call_open}functions.",
+            middle=f":{INDEX}{_TOKENS.separator}",
+            close=_TOKENS.call_close,
+            end=_TOKENS.section_close,
+            names=r"[A-Za-z0-9_.\-]{1,64}",
+        ),
+    ),
 )

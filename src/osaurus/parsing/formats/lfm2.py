@@ -9,6 +9,7 @@ import regex
 
 from osaurus.parsing.bodies.json_calls import read_enveloped
 from osaurus.parsing.bodies.python_calls import CALL_START, read_list, read_row
+from osaurus.parsing.call_syntax import IDENTIFIER, CallSyntax
 from osaurus.parsing.calls import Calls
 from osaurus.parsing.formats.base import GAP, Opener, ToolFormat
 from osaurus.parsing.source import Reader, Source
@@ -35,4 +36,16 @@ LFM2 = ToolFormat(
     openers=(Opener(marker="<|tool_call_start|>", commit=_COMMIT, read=_read, closers=(_CLOSER,)),),
     orphans=(_CLOSER,),
     unknown="drop",
+    writes=(
+        CallSyntax(
+            begin="<|tool_call_start|>[",
+            open="",
+            middle="(",
+            close=")",
+            between=", ",
+            end=f"]{_CLOSER}",
+            arguments="python",
+            names=rf"{IDENTIFIER}(?:\.{IDENTIFIER})*",
+        ),
+    ),
 )

@@ -10,6 +10,7 @@ import regex
 
 from osaurus.parsing.bodies.json_calls import read_bare, read_object
 from osaurus.parsing.bodies.python_calls import read_call
+from osaurus.parsing.call_syntax import json_calls
 from osaurus.parsing.calls import Calls
 from osaurus.parsing.formats.bare_json import COMMIT as BARE_COMMIT
 from osaurus.parsing.formats.base import GAP, BareOpener, Opener, ToolFormat
@@ -67,5 +68,5 @@ LLAMA3 = ToolFormat(
             closers=("</function>",),
         ),
     ),
-    orphans=(),
+    writes=(json_calls(arguments="parameters", between="; "),),
 )

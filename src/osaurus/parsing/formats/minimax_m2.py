@@ -8,6 +8,7 @@ from __future__ import annotations
 import regex
 
 from osaurus.parsing.bodies.xml_calls import XmlSyntax, read_functions
+from osaurus.parsing.call_syntax import CallSyntax, Parameter
 from osaurus.parsing.calls import Calls
 from osaurus.parsing.formats.base import GAP, Opener, ToolFormat
 from osaurus.parsing.source import Reader, Source
@@ -35,4 +36,20 @@ MINIMAX_M2 = ToolFormat(
         ),
     ),
     orphans=(_CLOSER,),
+    writes=(
+        CallSyntax(
+            begin="<minimax:tool_call>\n",
+            open='<invoke name="',
+            middle='">\n',
+            close="</invoke>\n",
+            end=_CLOSER,
+            arguments="tags",
+            parameter=Parameter(
+                open='<parameter name="',
+                middle='">',
+                close="</parameter>\n",
+                stops=("</parameter>", "<parameter name=", "</invoke>"),
+            ),
+        ),
+    ),
 )

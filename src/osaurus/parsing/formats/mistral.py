@@ -16,6 +16,7 @@ import string
 import regex
 
 from osaurus.parsing.bodies.json_calls import JSON_START, read_bare, read_enveloped
+from osaurus.parsing.call_syntax import CallSyntax, json_calls
 from osaurus.parsing.calls import Calls
 from osaurus.parsing.formats.bare_json import COMMIT as BARE_COMMIT
 from osaurus.parsing.formats.base import GAP, BareOpener, Opener, ToolFormat
@@ -62,4 +63,14 @@ MISTRAL = ToolFormat(
     bare=(BareOpener(starts="[", commit=BARE_COMMIT, read=read_bare, only_first=True),),
     new_id=new_short_id,
     own_id=_OWN_ID,
+    writes=(
+        CallSyntax(
+            open="[TOOL_CALLS]",
+            middle="[ARGS]",
+            close="",
+            names=rf"{_NAME}{{1,64}}",
+            needs=("[ARGS]",),
+        ),
+        json_calls("[TOOL_CALLS][", "]", between=", "),
+    ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from osaurus.parsing.call_syntax import xml_calls
 from osaurus.parsing.formats.base import ToolFormat
 from osaurus.parsing.formats.dsml import DSML_OPENERS, DSML_ORPHANS
 from osaurus.parsing.formats.xml_function import QWEN_BARE, QWEN_OPENER, XML_ORPHANS
@@ -11,4 +12,5 @@ NEMOTRON = ToolFormat(
     openers=(QWEN_OPENER, *DSML_OPENERS),
     bare=(QWEN_BARE,),
     orphans=(*XML_ORPHANS, *DSML_ORPHANS),
+    writes=(xml_calls("<tool_call>", "</tool_call>"),),
 )

@@ -9,6 +9,7 @@ import regex
 
 from osaurus.parsing.bodies.json_calls import read_bare, read_object
 from osaurus.parsing.bodies.python_calls import CALL_START, read_list, read_row
+from osaurus.parsing.call_syntax import IDENTIFIER, CallSyntax
 from osaurus.parsing.calls import Calls
 from osaurus.parsing.formats.bare_json import COMMIT as JSON_COMMIT
 from osaurus.parsing.formats.base import GAP, BareOpener, BodyReader, Opener, ToolFormat
@@ -46,6 +47,20 @@ def _opener(opener: str, closer: str) -> Opener:
     return Opener(marker=opener, commit=_COMMIT, read=_wrapped(closer), closers=(closer,))
 
 
+def _python(begin: str, end: str, between: str, needs: tuple[str, ...] = ()) -> CallSyntax:
+    return CallSyntax(
+        begin=begin,
+        open="",
+        middle="(",
+        close=")",
+        between=between,
+        end=end,
+        arguments="python",
+        names=rf"{IDENTIFIER}(?:\.{IDENTIFIER})*",
+        needs=needs,
+    )
+
+
 PYTHONIC = ToolFormat(
     name="pythonic",
     openers=(
@@ -57,4 +72,8 @@ PYTHONIC = ToolFormat(
         BareOpener(starts="{", commit=JSON_COMMIT, read=_read_objects),
     ),
     orphans=("<|python_end|>", "</function_calls>"),
+    writes=(
+        _python("<function_calls>", "</function_calls>", "\n", ("<function_calls>",)),
+        _python("[", "]", ", "),
+    ),
 )

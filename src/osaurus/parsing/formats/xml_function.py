@@ -8,10 +8,13 @@ out; both are read.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import regex
 
 from osaurus.parsing.bodies.json_calls import JSON_START, read_enveloped
 from osaurus.parsing.bodies.xml_calls import XmlSyntax, read_function, read_functions
+from osaurus.parsing.call_syntax import xml_calls
 from osaurus.parsing.calls import Calls
 from osaurus.parsing.formats.base import GAP, BareOpener, Opener, ToolFormat
 from osaurus.parsing.source import Reader, Source
@@ -66,4 +69,8 @@ XML_FUNCTION = ToolFormat(
     openers=(QWEN_OPENER, xml_opener("<seed:tool_call>", qwen_syntax("</seed:tool_call>"))),
     bare=(QWEN_BARE,),
     orphans=(*XML_ORPHANS, "</seed:tool_call>"),
+    writes=(
+        replace(xml_calls("<seed:tool_call>", "</seed:tool_call>"), needs=("<seed:tool_call>",)),
+        xml_calls("<tool_call>", "</tool_call>"),
+    ),
 )

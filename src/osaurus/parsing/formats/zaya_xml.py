@@ -13,6 +13,7 @@ import regex
 from osaurus.parsing.arguments import admitted_types
 from osaurus.parsing.bodies.json_calls import JSON_START, read_enveloped
 from osaurus.parsing.bodies.xml_calls import XmlSyntax, read_functions, schema_text
+from osaurus.parsing.call_syntax import xml_calls
 from osaurus.parsing.calls import Calls
 from osaurus.parsing.formats.base import GAP, Opener, ToolFormat
 from osaurus.parsing.formats.xml_function import bare_function
@@ -60,4 +61,5 @@ ZAYA_XML = ToolFormat(
     openers=(Opener(marker="<zyphra_tool_call>", commit=_COMMIT, read=_read, closers=(_CLOSER,)),),
     bare=(bare_function(_SYNTAX),),
     orphans=(_CLOSER, "</function>", "</parameter>"),
+    writes=(xml_calls("<zyphra_tool_call>", _CLOSER),),
 )
