@@ -579,6 +579,53 @@ def test_input_tokens_are_counted_as_a_real_request_counts_them(server: Server) 
     assert count.input_tokens == server.ask("ok", **fields).usage.input_tokens
 
 
+def test_a_coding_agents_turns_go_round(server: Server) -> None:
+    """As Codex sends them: nothing stored, tools of its own kinds, every item said again."""
+    shell = {
+        "type": "function",
+        "name": "shell",
+        "description": "Runs a command",
+        "strict": False,
+        "parameters": {"type": "object", "properties": {"command": {"type": "array"}}},
+    }
+    fields: dict[str, Any] = {
+        "instructions": "You are a coding agent.",
+        "tools": [shell, {"type": "custom", "name": "apply_patch"}, {"type": "web_search"}],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "thread-1",
+        "text": {"verbosity": "low"},
+        "client_metadata": {"x": "y"},
+    }
+    text = {"type": "input_text", "text": "<environment>linux</environment>"}
+    thread: list[Any] = [
+        {"type": "message", "role": "developer", "content": [text]},
+        {"type": "message", "role": "user", "content": [{**text, "text": "List the files"}]},
+    ]
+    call = '<tool_call>{"name": "shell", "arguments": {"command": ["ls"]}}</tool_call>'
+    server.steps = [Say(f"<think>ls</think>{call}")]
+    events, _ = server.raw(input=thread, **fields)
+    final = check_stream(events)
+    assert final["text"]["verbosity"] == "low"
+    done = [e["item"] for e in events if e["type"] == "response.output_item.done"]
+    assert done == final["output"]
+    reasoning, called = done
+    assert called["arguments"] == '{"command":["ls"]}'
+    thread += [
+        {"type": "reasoning", "summary": reasoning["summary"], "encrypted_content": None},
+        {key: called[key] for key in ("type", "name", "arguments", "call_id")},
+        {"type": "function_call_output", "call_id": called["call_id"], "output": "a.py"},
+    ]
+    server.steps = [Say("One file.")]
+    assert check_stream(server.raw(input=thread, **fields)[0])["status"] == "completed"
+    prompt = server.prompt()
+    assert '<think>ls</think><tool_call>shell {"command": ["ls"]}</tool_call>' in prompt
+    assert "tool\na.py<|im_end|>" in prompt
+
+
 # Errors, cancels, silence.
 
 
@@ -661,11 +708,12 @@ def test_a_client_that_goes_away_cancels_its_response(server: Server) -> None:
 
 
 def test_a_response_in_the_background_is_polled(server: Server) -> None:
-    server.steps = [Hold("slow"), Say("At last.")]
+    server.steps = [Say("<think>hm</think>A"), Hold("slow"), Say("t last.")]
     begun = server.ask(background=True)
     assert (begun.status, begun.output) == ("queued", [])
     server.engine.wait_until_held("slow")
-    assert server.client.responses.retrieve(begun.id).status == "in_progress"
+    running = server.client.responses.retrieve(begun.id)
+    assert (running.status, _kinds(running)) == ("in_progress", ["reasoning"])
     assert "has not ended" in server.refused(previous_response_id=begun.id)["message"]
     server.engine.open_gate("slow")
     _until(lambda: server.client.responses.retrieve(begun.id).status == "completed")

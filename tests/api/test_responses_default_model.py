@@ -12,6 +12,7 @@ import httpx2
 import openai
 import pytest
 from openai.types.responses import Response
+from pydantic import BaseModel
 
 from osaurus.bundle.bundle import Bundle
 from osaurus.runtime.load import BundleSource, LoadOptions
@@ -147,6 +148,39 @@ def test_streams_at_once_with_both_kinds_of_client(client: openai.OpenAI, url: s
         texts = [threads.submit(streamed) for _ in range(3)]
         texts.append(threads.submit(lambda: asyncio.run(ask())))
         assert [text.result() for text in texts] == [wanted] * 4
+
+
+def test_an_answer_in_a_given_shape_is_parsed(client: openai.OpenAI, url: str) -> None:
+    class City(BaseModel):
+        city: str
+        is_capital: bool
+
+    fields: dict[str, Any] = {**CAPITAL, "max_output_tokens": 60}
+    answer = client.responses.parse(**fields, text_format=City)
+    assert answer.output_parsed
+    assert answer.text
+    assert answer.text.format
+    assert answer.text.format.type == "json_schema"
+    schema = {"type": "json_schema", "name": "city", "schema": City.model_json_schema()}
+    final = check_stream(_events(url, max_output_tokens=60, text={"format": schema}))
+    assert City.model_validate_json(final["output"][0]["content"][0]["text"])
+
+
+def test_a_conversation_is_compacted_and_counted(client: openai.OpenAI, url: str) -> None:
+    first = client.responses.create(**CAPITAL)
+    # Its types know no user's messages here, which the vendor sends as well.
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=500) as lax:
+        compacted = lax.responses.compact(model="default", previous_response_id=first.id)
+    assert [item.type for item in compacted.output] == ["message", "compaction"]
+    items: list[Any] = [item.model_dump(exclude_none=True) for item in compacted.output]
+    fields: dict[str, Any] = {
+        "model": "default",
+        "input": [*items, {"role": "user", "content": "Go on."}],
+    }
+    counted = client.responses.input_tokens.count(**fields).input_tokens
+    usage = client.responses.create(**fields, max_output_tokens=4).usage
+    assert usage
+    assert usage.input_tokens == counted
 
 
 def test_a_long_answer_is_cancelled_in_the_middle(client: openai.OpenAI) -> None:

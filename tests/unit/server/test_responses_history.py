@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from osaurus.errors import InvalidField
 from osaurus.server.apis.responses_history import Conversation
@@ -161,6 +163,53 @@ def test_a_fault_in_a_message_is_named_by_the_item_it_came_from() -> None:
         "previous_response_id.content"
     )
     assert conversation.renamed(InvalidField("temperature", "x")).field == "temperature"
+
+
+_KEYS = st.sampled_from(
+    [
+        *("type", "role", "content", "id", "call_id", "name", "arguments", "output"),
+        *("summary", "text", "refusal", "image_url", "status", "encrypted_content", "url"),
+    ]
+)
+_VALUES = st.recursive(
+    st.none()
+    | st.integers(0, 3)
+    | st.sampled_from(
+        [
+            *("message", "function_call", "function_call_output", "reasoning", "item_reference"),
+            *("compaction", "web_search_call", "user", "assistant", "developer", "robot"),
+            *("input_text", "output_text", "refusal", "summary_text", "input_image", "input_file"),
+            *("call_a", "call_b", "{}", "x", "", "completed", "data:,", "osaurus.summary.1.eA=="),
+        ]
+    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.lists(st.dictionaries(_KEYS, _VALUES, max_size=6), max_size=5))
+def test_no_input_is_worse_than_a_named_fault(items: list[Any]) -> None:
+    store = ResponseStore()
+    try:
+        whole = whole_items(items, _nothing)
+        conversation = Conversation()
+        conversation.add(whole, "input[{}]")
+    except InvalidField as fault:
+        field = fault.field
+    else:
+        field = ""
+    if field:
+        assert field.startswith("input[")
+        return
+    stored = _stored("a")
+    stored.own = tuple(whole)
+    store.put(stored)
+    find = store.finder()
+    assert all(find(item["id"]) is not None for item in whole)
+    # What was kept can be said again, and means the same.
+    again = Conversation()
+    again.add(whole_items(whole, _nothing), "input[{}]")
+    assert again.messages == conversation.messages
 
 
 # The store.

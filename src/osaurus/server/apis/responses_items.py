@@ -94,7 +94,7 @@ def _item(where: str, item: Item, find: Find) -> Item:
                 )
             return found
         case str():
-            return {**item, "id": item.get("id") or new_id("item")}
+            return {**item, "id": _own_id(item, "item")}
         case _:
             raise InvalidField(f"{where}.type", "is required")
 

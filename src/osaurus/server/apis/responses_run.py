@@ -73,15 +73,15 @@ class ResponseRun:
                     yield event
                 async for item in stream:
                     if isinstance(item.event, Info):
-                        closing = self._writer.finish(item.event, item.remarks)
+                        made = self._writer.finish(item.event, item.remarks)
                         self._exchange.note_end([item.event])
                         self._exchange.note_answer(usage_of([item.event]))
                         self.keep()
-                        self._tell_store()
                     else:
                         self._exchange.note_output(item.event)
-                        closing = self._writer.take(item.event)
-                    for event in closing:
+                        made = self._writer.take(item.event)
+                    self._tell_store()  # before its reader, who may go on from it at once
+                    for event in made:
                         yield event
         except (asyncio.CancelledError, GeneratorExit):
             self.cancel()  # its reader has gone
