@@ -29,6 +29,7 @@ TOKENIZER_FILES = (
     "merges.txt",
     "tokenizer.model",
     "spiece.model",
+    "tekken.json",
 )
 
 
@@ -123,7 +124,8 @@ def read_optional(path: Path, max_bytes: int = _MAX_CONFIG_BYTES) -> dict[str, A
 
 def missing_tokenizer_file(folder: Path) -> str | None:
     """None when some vocabulary is there, else the name of the file that should be."""
-    if any((folder / n).is_file() for n in ("tokenizer.json", "tokenizer.model", "spiece.model")):
+    whole = ("tokenizer.json", "tokenizer.model", "spiece.model", "tekken.json")
+    if any((folder / name).is_file() for name in whole):
         return None
     if (folder / "vocab.json").is_file():
         return None if (folder / "merges.txt").is_file() else "merges.txt"

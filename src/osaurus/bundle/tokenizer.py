@@ -34,6 +34,8 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_alphabet()
+#: How a byte is written in a byte-level vocabulary.
+BYTE_ALPHABET = {byte: char for char, byte in _BYTE_OF.items()}
 
 
 class Tokenizer:

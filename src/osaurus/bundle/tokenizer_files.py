@@ -1,8 +1,8 @@
 """A tokenizer from the files of a model folder.
 
 In: a folder. Out: a `Tokenizer`, from `tokenizer.json` where there is one, else rebuilt from
-`vocab.json` with `merges.txt`, else from a SentencePiece model. What a family's class name
-would add beyond these files is taken from `tokenizer_config.json` only.
+Mistral's `tekken.json`, from `vocab.json` with `merges.txt`, or from a SentencePiece model. What a
+family's class name would add beyond these files is taken from `tokenizer_config.json` only.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models
 
+from osaurus.bundle import tekken
 from osaurus.bundle.config import missing_tokenizer_file, read_optional, read_tokenizer_config
 from osaurus.bundle.pretokenizers import PRE_TOKENIZERS, build_normalizer, build_pre_tokenizer
 from osaurus.bundle.sentencepiece import backend_from_model
@@ -38,6 +39,8 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
             "download, fetch it again"
         )
     config = read_tokenizer_config(folder)
+    if not (folder / "tokenizer.json").is_file() and (folder / tekken.FILE_NAME).is_file():
+        return _from_tekken(folder / tekken.FILE_NAME)
     backend = _backend(folder, config)
     backend.no_truncation()
     backend.no_padding()
@@ -53,6 +56,26 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
         special_tokens=texts,
         add_bos=_adds_bos(backend, config, ids.get("bos_token")),
         strips_leading_space=strips,
+    )
+
+
+def _from_tekken(path: Path) -> Tokenizer:
+    backend, texts = tekken.backend_from_tekken(path)
+    named = {
+        name: text
+        for name, text in tekken.SPECIAL_TEXTS.items()
+        if backend.token_to_id(text) is not None
+    }
+    ids = {name: backend.token_to_id(text) for name, text in named.items()}
+    return Tokenizer(
+        backend,
+        alphabet="byte_level",
+        texts=texts,
+        bos_token_id=ids.get("bos_token"),
+        eos_token_id=ids.get("eos_token"),
+        unk_token_id=ids.get("unk_token"),
+        special_tokens=named,
+        add_bos=True,
     )
 
 

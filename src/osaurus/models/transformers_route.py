@@ -273,9 +273,9 @@ def _rename(skeleton: Any) -> Rename:
     state = skeleton.state_dict()
     merged: dict[str, tuple[str, ...]] = {}
     for converter in converters:
-        kinds = [(type(op), op.dim) for op in converter.operations if hasattr(op, "dim")]
+        kinds = [(type(op), getattr(op, "dim", None)) for op in converter.operations]
         stacks = [(MergeModulelist, 0)], [(MergeModulelist, 0), (Concatenate, 1)]
-        if len(kinds) == len(converter.operations) and kinds in stacks:
+        if kinds in stacks:
             patterns = tuple(converter.source_patterns)
             merged.update(dict.fromkeys(patterns, patterns))
 
