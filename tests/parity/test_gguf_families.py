@@ -20,6 +20,7 @@ from osaurus.bundle.gguf_config import config_from_gguf
 from osaurus.bundle.gguf_reader import read_gguf
 from osaurus.bundle.weights import GgufSource
 from osaurus.engine.core import BatchEngine
+from osaurus.models.drafts import draft_tensors
 from osaurus.models.registry import build
 from osaurus.types.engine import EngineConfig
 from tiny import TokenText, ask, load_tiny, save_tiny, tokens_of
@@ -400,7 +401,7 @@ def _write(path: Path, architecture: str, folder: Path, extra: dict[str, Any], c
             add_value(writer, f"{architecture}.{key}", value)
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     # The converter's own map from published names.
-    names = gguf.get_tensor_name_map(kinds[architecture], config["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(kinds[architecture], metadata["block_count"])
     tied = config.get("tie_word_embeddings")
     for name, tensor in change(load_file(folder / "model.safetensors")).items():
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -445,3 +446,23 @@ def test_a_gguf_answers_as_the_model_it_was_made_from(tmp_path: Path, case: str)
     with closing(GgufSource([file])) as source:
         model = build(config_from_gguf(file), source, "float32")
     assert _answer(model) == expected
+
+
+def test_draft_layers_of_a_gguf_are_left_and_listed(tmp_path: Path) -> None:
+    settings, extra, change = CASES["glm4moe"]
+    save_tiny(tmp_path, **settings)
+    expected = _answer(load_tiny(tmp_path))
+
+    def with_draft(tensors: Tensors) -> Tensors:
+        return {**change(tensors), "model.layers.3.eh_proj.weight": torch.ones(2, 2)}
+
+    path = tmp_path / "model.gguf"
+    more = {**extra, "block_count": 4, "nextn_predict_layers": 1}
+    _write(path, "glm4moe", tmp_path, more, with_draft)
+    file = read_gguf(path)
+    config = config_from_gguf(file)
+    with closing(GgufSource([file])) as source:
+        assert draft_tensors(config, source.names()) == {
+            "layers.0.eh_proj.weight": "model.layers.3.eh_proj.weight"
+        }
+        assert _answer(build(config, source, "float32")) == expected

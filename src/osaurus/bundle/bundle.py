@@ -36,7 +36,7 @@ from osaurus.bundle.gguf_config import (
     gguf_architecture,
 )
 from osaurus.bundle.gguf_files import GgufSet, gguf_set_of, gguf_sets, open_gguf_set
-from osaurus.bundle.gguf_names import missing_tensors
+from osaurus.bundle.gguf_names import hf_name, missing_tensors
 from osaurus.bundle.gguf_reader import GgufFile, is_gguf
 from osaurus.bundle.labels import gguf_label, safetensors_label
 from osaurus.bundle.manifest import check_manifest
@@ -83,6 +83,14 @@ class Bundle:
         """The default chat template (and the one for tools, where the bundle has such) with the
         tokenizer's special texts, or None."""
         return self._template
+
+    def tensor_names(self) -> list[str]:
+        """Of everything stored, as `open_weights` has them."""
+        if self._plan is not None:
+            return list(self._plan.tensors)
+        architecture = gguf_architecture(self._gguf[0])
+        found = [hf_name(architecture, name) for file in self._gguf for name in file.tensors]
+        return [name for name in found if name is not None]
 
     def open_weights(self) -> WeightSource:
         """A fresh source over the same files. Imports torch."""

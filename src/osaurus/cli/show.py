@@ -20,6 +20,7 @@ from osaurus.cli.list import listing_json
 from osaurus.cli.options import Json
 from osaurus.cli.terminal import human_bytes
 from osaurus.errors import TemplateError, UnsupportedBundle
+from osaurus.models.drafts import draft_tensors, num_draft_layers
 from osaurus.models.families import FAMILIES
 from osaurus.runtime.conventions import read_conventions
 from osaurus.runtime.geometry import LayerShape, layer_runs, read_geometry, topology_text
@@ -66,6 +67,7 @@ def show(
         "architecture": ", ".join(bundle.config.get("architectures") or ()) or None,
         "route": _route(bundle.config),
         "topology": _topology(bundle.config),
+        "draft_layers": _draft_layers(bundle),
         "config": {key: bundle.config[key] for key in _CONFIG_KEYS if key in bundle.config},
         "chat_templates": sorted(bundle.chat_templates),
         **_conventions(bundle),
@@ -102,6 +104,14 @@ def _topology(config: Mapping[str, Any]) -> list[dict[str, Any]]:
         }
         for count, layer in layer_runs(geometry.layers if geometry else ())
     ]
+
+
+def _draft_layers(bundle: Bundle) -> int:
+    """Layers that predict further tokens, which answers do without."""
+    try:
+        return num_draft_layers(draft_tensors(bundle.config, bundle.tensor_names()))
+    except KeyError:  # a tensor that no table names: loading says which
+        return 0
 
 
 def _topology_text(runs: list[dict[str, Any]]) -> str | None:
@@ -201,6 +211,7 @@ def _text(facts: dict[str, Any]) -> str:
         "family": facts["family"],
         "route": _route_text(facts["route"]),
         "topology": _topology_text(facts["topology"]),
+        "draft layers": facts["draft_layers"] or None,
         "size": human_bytes(facts["size_bytes"]),
         "quantization": facts["quantization"],
         "context": facts["context"],

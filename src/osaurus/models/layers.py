@@ -19,6 +19,7 @@ from osaurus.kernels.coded_attention import coded_attention
 from osaurus.kernels.norm import rms_norm
 from osaurus.kernels.paged_attention import decode_attention, prefill_attention
 from osaurus.models.base import ForwardBatch, LayerMemory
+from osaurus.models.drafts import draft_tensors
 from osaurus.models.loading import WeightLoader
 from osaurus.quant.grouped import GroupedWeight
 from osaurus.quant.linear import Embedding, Linear, fused_linear
@@ -156,12 +157,8 @@ def load_head(
 
 
 def skip_draft_layers(loader: WeightLoader, config: Mapping[str, Any]) -> None:
-    """Leave the layers after the last, which predict further tokens (multi-token prediction,
-    DeepSeek-V3, arXiv:2412.19437, section 2.2): the model answers the same without them."""
-    layers = int(config["num_hidden_layers"])
-    extra = config.get("num_nextn_predict_layers", config.get("num_mtp_layers")) or 0
-    for layer in range(layers, layers + int(extra)):
-        loader.skip_under(f"model.layers.{layer}.")
+    """Leave the layers that predict further tokens to a drafter."""
+    loader.skip(*draft_tensors(config, loader.names()).values())
 
 
 def half_split_rows(heads: int, dim: int, first: int, count: int) -> Tensor:

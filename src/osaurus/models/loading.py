@@ -72,6 +72,10 @@ class WeightLoader:
     def has(self, name: str) -> bool:
         return not self._left.isdisjoint(self._store.names_of(name))
 
+    def names(self) -> list[str]:
+        """What nobody has asked for yet, as it is stored."""
+        return sorted(self._left)
+
     def skip(self, *names: str) -> None:
         """Leave tensors that the family knows and does not need."""
         for name in names:

@@ -424,9 +424,8 @@ def load(config: Mapping[str, Any], loader: WeightLoader) -> DecoderModel:
     prefix, head = next(
         (place for place in _PLACES if loader.has(f"{place[0]}.embed_tokens.weight")), _PLACES[0]
     )
-    # Layers that predict further tokens, and the eyes: the text is answered without them.
-    loader.skip_under("mtp.", "language_model.mtp.", "model.visual.", "vision_tower.")
-    skip_draft_layers(loader, {**config, "num_hidden_layers": settings.num_hidden_layers})
+    loader.skip_under("model.visual.", "vision_tower.")  # the eyes
+    skip_draft_layers(loader, config)
     delta = settings.delta
     convolutions = [
         None

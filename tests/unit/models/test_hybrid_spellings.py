@@ -14,7 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from osaurus.bundle.weights import SafetensorsSource
 from osaurus.errors import UnsupportedBundle
+from osaurus.models.drafts import draft_tensors, num_draft_layers
 from osaurus.models.lfm2 import Lfm2Config
 from osaurus.models.qwen3_next import Qwen3NextConfig
 from osaurus.topology.summary import observed
@@ -152,6 +154,57 @@ def test_layers_that_predict_further_tokens_are_left(tmp_path: Path) -> None:
     _rewrite(tmp_path, lambda tensors: {**tensors, "other.weight": torch.ones(2)})
     with pytest.raises(UnsupportedBundle, match=r"other\.weight"):
         load_tiny(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "stored", "own"),
+    [
+        ({}, "mtp.layers.0.mlp.x.weight", "layers.0.mlp.x.weight"),
+        ({}, "model.language_model.mtp.fc.weight", "fc.weight"),
+        (
+            {"num_hidden_layers": 3, "num_nextn_predict_layers": 2},
+            "model.layers.4.eh_proj.weight",
+            "layers.1.eh_proj.weight",
+        ),
+        (
+            {"text_config": {"num_hidden_layers": 3, "mtp_num_hidden_layers": 1}},
+            "model.layers.3.enorm.weight",
+            "layers.0.enorm.weight",
+        ),
+        ({"num_hidden_layers": 3}, "model.layers.3.enorm.weight", None),
+        ({"num_hidden_layers": 3, "num_mtp_layers": 1}, "model.layers.2.x.weight", None),
+    ],
+)
+def test_draft_layers_are_known_under_one_spelling(
+    config: dict[str, Any], stored: str, own: str | None
+) -> None:
+    found = draft_tensors(config, [stored, "lm_head.weight"])
+    assert found == ({own: stored} if own else {})
+    assert num_draft_layers(found) == (1 if own and own.startswith("layers.") else 0)
+
+
+def test_draft_weights_stay_reachable_and_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny(tmp_path, **NEXT)
+    extra = {"mtp.fc.weight": torch.arange(4.0), "mtp.layers.0.mlp.x.weight": torch.ones(2)}
+    _rewrite(tmp_path, lambda tensors: {**tensors, **extra})
+    read: list[str] = []
+    original = SafetensorsSource.get
+
+    def get(self: SafetensorsSource, name: str) -> Any:
+        read.append(name)
+        return original(self, name)
+
+    monkeypatch.setattr(SafetensorsSource, "get", get)
+    load_tiny(tmp_path)
+    assert not [name for name in read if name.startswith("mtp.")]
+    config = json.loads((tmp_path / "config.json").read_text())
+    source = SafetensorsSource(tmp_path)
+    found = draft_tensors(config, source.names())
+    assert sorted(found) == ["fc.weight", "layers.0.mlp.x.weight"]
+    stored = source.get(found["fc.weight"])
+    assert torch.equal(stored.data.view(torch.float32), torch.arange(4.0))
 
 
 def test_every_layer_says_what_it_keeps(tmp_path: Path) -> None:
