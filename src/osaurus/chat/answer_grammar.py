@@ -81,7 +81,8 @@ class _Answer:
         self._prompt = prompt
         self._request = request
         self._text = GrammarText(model.vocabulary)
-        self._reasoning = model.conventions.formats.reasoning
+        is_raw = request.prompt is not None
+        self._reasoning = None if is_raw else model.conventions.formats.reasoning
         self._is_harmony = HARMONY in (prompt.tool_format, self._reasoning)
         self._parts: list[Mapping[str, Any]] = []
         self._checked: Sequence[tuple[Tool, Mapping[str, Any]]] = ()

@@ -121,9 +121,7 @@ class ChatEngine:
                         next(watching),
                         model.tokenizer,
                         stop=stops,
-                        machine=shaped_machine(model, prompt)
-                        if grammar is not None and grammar.is_data
-                        else _machine(model, prompt, request),
+                        machine=_machine(model, prompt, request, grammar),
                     ),
                     stop_token_ids=model.eos_token_ids | prompt.end_ids,
                     n=request.n,
@@ -215,11 +213,16 @@ def _budget(
 
 
 def _machine(
-    model: LoadedModel, prompt: PreparedPrompt, request: ChatRequest
+    model: LoadedModel,
+    prompt: PreparedPrompt,
+    request: ChatRequest,
+    grammar: AnswerGrammar | None,
 ) -> OutputMachine | None:
     """A choice's own machine. Without tools it only strips what looks like a call."""
     if request.prompt is not None:
         return None  # raw text comes out as it is
+    if grammar is not None and grammar.is_data:
+        return shaped_machine(model, prompt)
     return build_machine(
         prompt.tool_format,
         model.conventions.formats.reasoning,

@@ -40,9 +40,13 @@ ANNOTATIONS = frozenset(
     }
 )  # fmt: skip
 
-#: Between one token of JSON and the next: a blank, or a line break and the indentation behind
-#: it. Unbounded white space is where small models get lost.
-WHITE_SPACE = r"(\x20|\r?\n[\x20\t]{0,48})"
+#: One blank behind a comma or a colon, or none, and no other white space: unbounded white space
+#: is where small models get lost, and every blank is a token's time.
+JSON_LAYOUT = {
+    "item_separator": r",\x20?",
+    "key_separator": r":\x20?",
+    "whitespace_flexible": False,
+}
 
 
 def _whole(value: Any) -> str | None:
@@ -244,8 +248,8 @@ def expression_problem(pattern: str) -> str | None:
 
 
 def schema_text(schema: Mapping[str, Any] | bool) -> str:
-    """A checked schema as llguidance takes it, with the white space that JSON may hold."""
-    options = {"x-guidance": {"whitespace_pattern": WHITE_SPACE}}
+    """A checked schema as llguidance takes it."""
+    options = {"x-guidance": JSON_LAYOUT}
     described = schema if isinstance(schema, Mapping) else {}
     return json.dumps({**described, **options}, ensure_ascii=False)
 

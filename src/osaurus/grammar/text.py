@@ -13,10 +13,10 @@ from osaurus.grammar.vocabulary import GrammarVocabulary, quoted
 
 
 def regex_literal(pattern: str) -> str:
-    """An expression as the notation spells it."""
+    r"""An expression as the notation spells it; `\d` and `\w` are ASCII, as in JSON Schema."""
     from llguidance import regex_to_lark
 
-    return f"/{regex_to_lark(pattern)}/"
+    return f"/{regex_to_lark(pattern, 'dw')}/"
 
 
 def without(stops: Sequence[str]) -> str:

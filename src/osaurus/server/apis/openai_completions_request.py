@@ -7,6 +7,7 @@ from typing import Any
 
 from osaurus.errors import InvalidField
 from osaurus.server.apis.openai_completions_wire import CompletionBody
+from osaurus.server.apis.openai_format import answer_format
 from osaurus.server.apis.openai_sampling import MAX_CHOICES, num_choices, sampling_fields
 from osaurus.server.apis.shared_fields import sampling_number
 from osaurus.types.chat import ChatRequest, RawPrompt
@@ -45,6 +46,7 @@ def to_raw_requests(body: CompletionBody, request_id: str) -> list[ChatRequest]:
             prompt=RawPrompt(content=content, suffix=body.suffix),
             sampling=sampling,
             n=n,
+            response_format=answer_format(body),
             request_id=request_id if len(prompts) == 1 else f"{request_id}-{i}",
         )
         for i, content in enumerate(prompts)

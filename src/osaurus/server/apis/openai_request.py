@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from osaurus.errors import InvalidField
 from osaurus.runtime.canonical import canonical_json
+from osaurus.server.apis.openai_format import answer_format
 from osaurus.server.apis.openai_sampling import num_choices, sampling_fields
 from osaurus.server.apis.openai_thinking import thinking_budget, thinking_switches
 from osaurus.server.apis.openai_wire import (
@@ -63,6 +64,7 @@ def to_chat_request(body: ChatCompletionBody, request_id: str) -> ChatRequest:
         needs_call=needs_call,
         forced_tool=forced_tool,
         parallel_tool_calls=body.parallel_tool_calls is not False,
+        response_format=answer_format(body),
         continue_final_message=bool(body.continue_final_message),
         add_generation_prompt=body.add_generation_prompt is not False,
         request_id=request_id,
@@ -75,9 +77,6 @@ def _refuse_unsupported(body: ChatCompletionBody) -> None:
             raise InvalidField(name, reason)
     if body.modalities is not None and body.modalities != ["text"]:
         raise InvalidField("modalities", 'must be ["text"]; this server writes text only')
-    if body.response_format is not None and body.response_format.get("type") != "text":
-        kind = str(body.response_format.get("type"))[:40]
-        raise InvalidField("response_format", f"type {kind!r} is not supported yet; use 'text'")
 
 
 def _tool_choice(choice: Any, tools: Sequence[Tool]) -> tuple[bool, str | None]:

@@ -82,6 +82,13 @@ class SamplingBody(Struct, kw_only=True):
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
     logit_bias: dict[str, Any] | None = None
+    # The answer's shape; the others are the same by vLLM's names, and by those it had before.
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
     # Numbers: their type and range are checked together.
     max_tokens: Any = None
     temperature: Any = None
@@ -103,7 +110,6 @@ class ChatCompletionBody(SamplingBody, kw_only=True):
     parallel_tool_calls: bool | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
-    response_format: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     enable_thinking: bool | None = None
     # What other servers' clients call the same two.
