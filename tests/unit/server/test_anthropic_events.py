@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import RawMessageStreamEvent
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from pydantic import TypeAdapter
@@ -196,6 +196,7 @@ class Order(RuleBasedStateMachine):
 
 
 TestOrder = Order.TestCase
+TestOrder.settings = settings(deadline=None)
 
 
 def test_white_space_around_calls_is_no_text_block() -> None:
@@ -261,6 +262,7 @@ def test_input_is_cut_into_pieces_of_at_most_512_characters() -> None:
     assert max(map(len, pieces)) == INPUT_PIECE
 
 
+@settings(deadline=None)
 @given(pieces=st.lists(st.text(max_size=5), max_size=5))
 def test_a_signature_is_an_hmac_of_the_text_however_it_came(pieces: list[str]) -> None:
     signer = ThinkingSigner(Path("/nonexistent/key"))

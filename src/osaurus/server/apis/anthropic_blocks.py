@@ -18,7 +18,7 @@ from osaurus.runtime.canonical import canonical_json
 from osaurus.server.apis.anthropic_wire import WireBlock, WireMessage
 from osaurus.types.chat import MediaPart, Message, Part, Role, TextPart, ToolCallRef
 
-_ROLES: tuple[Role, ...] = ("user", "assistant", "system")
+_ROLES: Mapping[str, Role] = {"user": "user", "assistant": "assistant", "system": "system"}
 
 #: What Anthropic's own tools leave in a history. They ran elsewhere; nothing here reads them.
 _FOREIGN_SUFFIX = "_tool_result"
@@ -82,7 +82,7 @@ def _by_turn(messages: Sequence[WireMessage]) -> Iterator[tuple[Role, str, list[
     current: tuple[Role, str, list[_Placed]] | None = None
     for i, message in enumerate(messages):
         place = f"messages[{i}]"
-        role = next((each for each in _ROLES if each == message.role), None)
+        role = _ROLES.get(message.role)
         if role is None:
             raise InvalidField(
                 f"{place}.role", f"must be one of {', '.join(_ROLES)}, got {message.role[:40]!r}"
@@ -90,7 +90,7 @@ def _by_turn(messages: Sequence[WireMessage]) -> Iterator[tuple[Role, str, list[
         blocks = _blocks(place, message)
         if not blocks and role != "assistant":
             raise InvalidField(f"{place}.content", "must hold at least one block")
-        if current is not None and current[0] == role != "system":
+        if current is not None and role != "system" and current[0] == role:
             if blocks:
                 first = _Placed(blocks[0].place, blocks[0].block, begins=True)
                 current[2].extend([first, *blocks[1:]])

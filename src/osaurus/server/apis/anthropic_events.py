@@ -147,7 +147,7 @@ class MessageWriter:
     def _call(self, call: ToolInvocation) -> Iterator[StreamEvent]:
         yield from self._close()
         self._num_calls += 1
-        block = ToolUseBlock(id=call.call_id or f"toolu_{secrets.token_hex(12)}", name=call.name)
+        block = ToolUseBlock(id=_call_id(call), name=call.name)
         yield ContentBlockStart(index=self._num_blocks, content_block=block)
         text = call.arguments_json
         for start in range(0, len(text), INPUT_PIECE):
@@ -228,6 +228,15 @@ def _finish(message: AnswerMessage, text: str) -> None:
             block.thinking = text
         case ToolUseBlock() as block:
             block.input = msgspec.Raw(text.encode())
+
+
+def _call_id(call: ToolInvocation) -> str:
+    """The model's own id where it writes one, since its template wants it back; one that was
+    made here has this protocol's prefix."""
+    if call.call_id is None:
+        return f"toolu_{secrets.token_hex(12)}"
+    made = call.call_id.removeprefix("call_")
+    return call.call_id if made == call.call_id else f"toolu_{made}"
 
 
 def _usage(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> MessageUsage:
