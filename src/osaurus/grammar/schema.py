@@ -36,7 +36,6 @@ ANNOTATIONS = frozenset(
         "title", "description", "default", "examples", "example", "deprecated", "readOnly",
         "writeOnly", "$comment", "$schema", "$id", "id", "$vocabulary", "contentEncoding",
         "contentMediaType", "contentSchema", "discriminator", "externalDocs", "xml",
-        "definitions", "$defs",
     }
 )  # fmt: skip
 
@@ -143,6 +142,9 @@ KEYWORDS: Mapping[str, Callable[[Any], str | None]] = {
     "exclusiveMaximum": _number, "multipleOf": _positive,
 }  # fmt: skip
 
+#: Where schemas are kept that say nothing by themselves.
+_PLACES = {"$defs": _mapping, "definitions": _mapping}
+
 _PAIRS = (
     ("minItems", "maxItems"),
     ("minLength", "maxLength"),
@@ -210,8 +212,8 @@ def _problems_of(node: Node) -> Iterator[tuple[str, str]]:
     """Keywords of a node and what is wrong with them."""
     value = node.value
     for keyword, given in value.items():
-        if keyword in KEYWORDS:
-            if words := KEYWORDS[keyword](given):
+        if check := KEYWORDS.get(keyword) or _PLACES.get(keyword):
+            if words := check(given):
                 yield keyword, words
         elif keyword not in ANNOTATIONS and not keyword.startswith("x-"):
             yield keyword, "is not supported"
