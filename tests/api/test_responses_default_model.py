@@ -172,7 +172,9 @@ def test_a_conversation_is_compacted_and_counted(client: openai.OpenAI, url: str
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=500) as lax:
         compacted = lax.responses.compact(model="default", previous_response_id=first.id)
     assert [item.type for item in compacted.output] == ["message", "compaction"]
-    items: list[Any] = [item.model_dump(exclude_none=True) for item in compacted.output]
+    items: list[Any] = [
+        item.model_dump(exclude_none=True, warnings=False) for item in compacted.output
+    ]
     fields: dict[str, Any] = {
         "model": "default",
         "input": [*items, {"role": "user", "content": "Go on."}],
