@@ -24,6 +24,7 @@ from osaurus.bundle.progress import (
     ignore_progress,
     never_stopped,
 )
+from osaurus.bundle.resume import fetch_large_files, stoppable_bar
 from osaurus.errors import Cancelled, DownloadError
 
 _POLL_S = 0.25
@@ -187,26 +188,18 @@ class HuggingFaceHub:
             are_progress_bars_disabled,
             disable_progress_bars,
             enable_progress_bars,
-            tqdm,
         )
-
-        class StoppableBar(tqdm):
-            """The library reports each piece here before it goes on to the next."""
-
-            def update(self, n: float | None = 1) -> bool | None:
-                if is_stopped():
-                    raise Cancelled("the download was stopped; what was fetched is kept")
-                return super().update(n)
 
         show_again = not are_progress_bars_disabled()
         disable_progress_bars()  # the caller draws its own
         try:
+            fetch_large_files(repo_id, revision, names, cache_dir or _default_cache(), is_stopped)
             folder = snapshot_download(
                 repo_id,
                 revision=revision,
                 cache_dir=cache_dir,
                 allow_patterns=[glob.escape(name) for name in names],
-                tqdm_class=StoppableBar,
+                tqdm_class=stoppable_bar(is_stopped),
             )
         finally:
             if show_again:
@@ -224,7 +217,7 @@ def _default_cache() -> Path:
 def _reporting(plan: PullPlan, cache_dir: Path, progress: ProgressCallback) -> Generator[None]:
     """Report the growth of the repository's blobs, whatever way the library transfers them."""
     blobs = cache_dir / f"models--{plan.repo_id.replace('/', '--')}" / "blobs"
-    before = _bytes_in(blobs)
+    before = _bytes_in(blobs, has_parts=False)  # what an earlier pull left counts as done
     stop = threading.Event()
 
     def watch() -> None:
@@ -248,9 +241,11 @@ def _reporting(plan: PullPlan, cache_dir: Path, progress: ProgressCallback) -> G
         thread.join()
 
 
-def _bytes_in(folder: Path) -> int:
+def _bytes_in(folder: Path, *, has_parts: bool = True) -> int:
     total = 0
     for path in folder.glob("*"):
+        if not has_parts and path.suffix == ".incomplete":
+            continue
         try:
             total += path.stat().st_size
         except FileNotFoundError:  # the library renames finished files meanwhile
