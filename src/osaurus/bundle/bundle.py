@@ -42,6 +42,7 @@ from osaurus.bundle.labels import gguf_label, safetensors_label
 from osaurus.bundle.manifest import check_manifest
 from osaurus.bundle.safetensors_reader import INDEX_NAME, WeightPlan, plan_weights
 from osaurus.errors import IncompleteBundle, TemplateError, UnsupportedBundle
+from osaurus.types.weights import TensorFacts
 
 if TYPE_CHECKING:
     from osaurus.bundle.template import ChatTemplate
@@ -84,13 +85,32 @@ class Bundle:
         tokenizer's special texts, or None."""
         return self._template
 
-    def tensor_names(self) -> list[str]:
-        """Of everything stored, as `open_weights` has them."""
+    def tensor_facts(self) -> list[TensorFacts]:
+        """Of everything stored, under the names that `open_weights` has; one that no table
+        names keeps its own."""
         if self._plan is not None:
-            return list(self._plan.tensors)
-        architecture = gguf_architecture(self._gguf[0])
-        found = [hf_name(architecture, name) for file in self._gguf for name in file.tensors]
-        return [name for name in found if name is not None]
+            return [
+                TensorFacts(
+                    name=name, shape=at.shape, encoding=at.dtype, num_bytes=at.end - at.begin
+                )
+                for name, at in self._plan.tensors.items()
+            ]
+        return [
+            TensorFacts(
+                name=self._own_name(name),
+                shape=tuple(reversed(tensor.dims)),
+                encoding=tensor.type.name,
+                num_bytes=tensor.num_bytes,
+            )
+            for file in self._gguf
+            for name, tensor in file.tensors.items()
+        ]
+
+    def _own_name(self, name: str) -> str:
+        try:
+            return hf_name(gguf_architecture(self._gguf[0]), name) or name
+        except (KeyError, ValueError):
+            return name
 
     def open_weights(self) -> WeightSource:
         """A fresh source over the same files. Imports torch."""

@@ -108,10 +108,8 @@ def _topology(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _draft_layers(bundle: Bundle) -> int:
     """Layers that predict further tokens, which answers do without."""
-    try:
-        return num_draft_layers(draft_tensors(bundle.config, bundle.tensor_names()))
-    except KeyError:  # a tensor that no table names: loading says which
-        return 0
+    names = [tensor.name for tensor in bundle.tensor_facts()]
+    return num_draft_layers(draft_tensors(bundle.config, names))
 
 
 def _topology_text(runs: list[dict[str, Any]]) -> str | None:

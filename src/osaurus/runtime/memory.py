@@ -6,7 +6,6 @@ refuses; every other one says the same as advice. Bytes throughout.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,7 +14,6 @@ from osaurus.runtime.machine import Memory
 from osaurus.settings.capacity import Capacity
 from osaurus.settings.profiles import PROFILES
 from osaurus.types.cache import MemoryProfile
-from osaurus.types.weights import QuantizeOnLoad
 
 #: Share of the available memory that keys and values may grow to, as `engine/memory.py` has it.
 KV_SHARE = 0.25
@@ -34,7 +32,6 @@ AUTO_CONTEXT_TOKENS = 4096
 #: Weights that take more than this share of the memory, up to the second, get room to load.
 NEAR_MEMORY = (0.55, 0.86)
 
-_BITS = {"F32": 32.0, "F16": 16.0, "BF16": 16.0, "FP8": 8.0, "I8": 8.0}
 Verdict = Literal["ok", "tight", "refused", "unknown"]
 
 
@@ -298,28 +295,6 @@ def _too_large(facts: LoadFacts, limits: Limits, one: Judgement, needs: WorkingS
         f"{_gb(one.physical_bytes)}; {advice}, or raise memorySafety."
         "customPhysicalMemoryFraction"
     )
-
-
-def weights_in_memory(
-    stored_bytes: int, label: str, mode: str, quantize: QuantizeOnLoad | None
-) -> int:
-    """What weights of `stored_bytes` take once loaded; `label` is their quantization's name."""
-    bits = _bits_of(label)
-    if bits is None:
-        return stored_bytes
-    if mode == "float32":
-        return int(stored_bytes * 32 / bits)
-    if label not in _BITS:
-        return stored_bytes  # quantized ones stay as they are
-    kept = {"int8": 8.5, "int4": 5.0, None: 16.0}[quantize]
-    return int(stored_bytes * kept / bits)
-
-
-def _bits_of(label: str) -> float | None:
-    if label in _BITS:
-        return _BITS[label]
-    found = re.search(r"(\d+)", label)
-    return float(found[1]) + 0.5 if found and 1 <= int(found[1]) <= 8 else None
 
 
 def feasibility(

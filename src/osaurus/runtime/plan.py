@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from osaurus.runtime.geometry import read_geometry
+from osaurus.runtime.loaded_bytes import loaded_bytes
 from osaurus.runtime.machine import device_memory, host_memory
-from osaurus.runtime.memory import LoadFacts, LoadPlan, plan_load, weights_in_memory
+from osaurus.runtime.memory import LoadFacts, LoadPlan, plan_load
 
 if TYPE_CHECKING:
     from osaurus.runtime.load import LoadOptions
+    from osaurus.types.weights import TensorFacts
 
 logger = logging.getLogger(__name__)
 
@@ -21,10 +23,7 @@ class _Bundle(Protocol):
     def model_id(self) -> str: ...
     @property
     def config(self) -> Mapping[str, Any]: ...
-    @property
-    def size_bytes(self) -> int: ...
-    @property
-    def quantization(self) -> str: ...
+    def tensor_facts(self) -> Sequence[TensorFacts]: ...
 
 
 def plan_of(
@@ -34,8 +33,8 @@ def plan_of(
     engine = options.engine
     facts = LoadFacts(
         model_id=bundle.model_id,
-        weights_bytes=weights_in_memory(
-            bundle.size_bytes, bundle.quantization, options.compute_mode, options.quantize
+        weights_bytes=loaded_bytes(
+            bundle.tensor_facts(), bundle.config, options.compute_mode, options.quantize
         ),
         geometry=read_geometry(bundle.config),
         capacity=engine.max_batch_size,

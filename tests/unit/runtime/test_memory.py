@@ -20,7 +20,6 @@ from osaurus.runtime.memory import (
     feasibility,
     plan_load,
     resolve_capacity,
-    weights_in_memory,
 )
 from osaurus.settings.capacity import Capacity
 from osaurus.settings.profiles import PROFILES
@@ -172,24 +171,6 @@ def test_auto_runs_one_request_for_each_gibibyte_of_the_budget() -> None:
     assert [resolved(size, is_device=True) for size in (16, 80)] == [11, 32]
     fixed = Capacity(requests=5, reason="")
     assert resolve_capacity(fixed, Limits(), HOST, is_device=False) == 5
-
-
-@pytest.mark.parametrize(
-    ("label", "mode", "quantize", "size"),
-    [
-        ("BF16", "bfloat16", None, 100),
-        ("F32", "bfloat16", None, 50),
-        ("BF16", "float32", None, 200),
-        ("BF16", "bfloat16", "int8", 53),
-        ("Q4_1", "bfloat16", "int4", 100),
-        ("4-bit", "float32", None, 711),
-        ("what", "float32", None, 100),
-    ],
-)
-def test_weights_take_what_the_compute_mode_makes_of_them(
-    label: str, mode: str, quantize: Any, size: int
-) -> None:
-    assert weights_in_memory(100, label, mode, quantize) == size
 
 
 def test_pressure_is_told_in_three_words() -> None:
