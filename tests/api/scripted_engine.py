@@ -17,7 +17,7 @@ from typing import Any
 
 from osaurus.bundle.template import ChatTemplate
 from osaurus.engine.client import Mailbox, Stream
-from osaurus.errors import EngineShutdown, ModelNotFound
+from osaurus.errors import EngineShutdown, ModelNotFound, OsaurusError
 from osaurus.runtime.conventions import Conventions
 from osaurus.runtime.model import (
     Listing,
@@ -51,7 +51,9 @@ class ByteTokenizer:
         self.added_tokens: dict[str, int] = {text: 256 + i for i, text in enumerate(texts)}
         self.special_ids = frozenset(self.added_tokens[text] for text in special)
         self.bos_token_id = self.added_tokens.get("<bos>")
-        self.add_bos_to_chat = add_bos_to_chat
+        self.add_bos = self.add_bos_to_chat = add_bos_to_chat
+        self.special_tokens: Mapping[str, str] = {}
+        self.frame: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         self._texts = {token_id: text for text, token_id in self.added_tokens.items()}
         self.vocab_size = 256 + len(texts)
         self._split = re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
@@ -71,7 +73,7 @@ class ByteTokenizer:
         return bytes([token_id]) if token_id < 256 else self._texts[token_id].encode()
 
     def decode(self, ids: Sequence[int]) -> str:
-        return b"".join(map(self.token_bytes, ids)).decode()
+        return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,9 @@ class ScriptedEngine:
         self._cancelled: set[tuple[str, int]] = set()
         self._running = 0
         self._is_shut_down = False
+
+    def refusal(self, prompt_tokens: int) -> OsaurusError | None:
+        return None  # its context is the only bound
 
     def generate(self, request: GenerationRequest) -> list[EventStream]:
         self.requests.append(request)
@@ -341,6 +346,7 @@ class FakeListing:
     path: Path = Path("/nonexistent/model")
     modified: datetime = datetime(2026, 1, 2, tzinfo=UTC)
     size_bytes: int = 0
+    is_embedder: bool = False
     context: int = 4096
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from osaurus.bundle.config import missing_tokenizer_file, read_config
+from osaurus.bundle.embedding import is_embedding_folder
 from osaurus.bundle.gguf_config import config_from_gguf, gguf_architecture
 from osaurus.bundle.gguf_files import GgufSet, open_gguf_set
 from osaurus.bundle.gguf_names import missing_tensors
@@ -37,6 +38,7 @@ class Description:
     context: int
     modified: datetime
     problem: str | None
+    is_embedder: bool = False
 
 
 def describe_folder(folder: Path) -> Description:
@@ -62,6 +64,7 @@ def describe_folder(folder: Path) -> Description:
         context=context_of(config),
         modified=_modified(files or [folder]),
         problem=problem,
+        is_embedder=is_embedding_folder(folder, config),
     )
 
 

@@ -46,6 +46,7 @@ class ModelListing:
     modified: datetime
     available: bool
     problem: str | None
+    is_embedder: bool = False
 
     @property
     def repo_id(self) -> str:
@@ -257,6 +258,7 @@ def _listing(model_id: str, facts: Description) -> ModelListing:
         modified=facts.modified,
         available=facts.problem is None,
         problem=facts.problem,
+        is_embedder=facts.is_embedder,
     )
 
 

@@ -20,7 +20,7 @@ from osaurus.bundle.config import missing_tokenizer_file, read_optional, read_to
 from osaurus.bundle.pretokenizers import PRE_TOKENIZERS, build_normalizer, build_pre_tokenizer
 from osaurus.bundle.sentencepiece import backend_from_model
 from osaurus.bundle.tokenizer import Alphabet, Tokenizer
-from osaurus.errors import BundleError, IncompleteBundle
+from osaurus.errors import BundleError, DamagedBundle, IncompleteBundle
 
 _SPECIAL_NAMES = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
@@ -32,7 +32,7 @@ _CUT_OF_CLASS = {"Qwen2Tokenizer": "qwen2", "Qwen2TokenizerFast": "qwen2"}
 
 
 def tokenizer_from_folder(folder: Path) -> Tokenizer:
-    """Raises `IncompleteBundle` when there is no vocabulary, `BundleError` when it is damaged."""
+    """Raises `IncompleteBundle` when there is no vocabulary, `DamagedBundle` when it is damaged."""
     if (missing := missing_tokenizer_file(folder)) is not None:
         raise IncompleteBundle(
             f"{folder / missing}: the tokenizer is missing; this looks like an unfinished "
@@ -45,7 +45,9 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
     backend.no_truncation()
     backend.no_padding()
     texts = _special_texts(config)
-    ids = {name: backend.token_to_id(text) for name, text in texts.items()}
+    unknown = getattr(backend.model, "unk_token", None)
+    named = {"unk_token": unknown, **texts} if isinstance(unknown, str) else texts
+    ids = {name: backend.token_to_id(text) for name, text in named.items()}
     alphabet, strips = _alphabet(backend)
     return Tokenizer(
         backend,
@@ -101,7 +103,7 @@ def _from_vocab_and_merges(folder: Path, config: Mapping[str, Any]) -> tokenizer
     try:
         model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
     except Exception as error:  # the library raises nothing narrower
-        raise BundleError(
+        raise DamagedBundle(
             f"{folder / 'vocab.json'}: not a readable vocabulary ({error})"
         ) from error
     backend = tokenizers.Tokenizer(model)

@@ -71,6 +71,7 @@ def load_embedder(
         size_bytes=bundle.size_bytes,
         make_engine=make_engine,
         face=face,
+        is_embedder=True,
         free=partial(give_back, gate, bundle.model_id, held.clear),
     )
 

@@ -180,6 +180,9 @@ class ModelLoader:
             name: container.footprint_bytes
             for name in self.models.names()
             if (container := self.models.get(name)) is not None
+            # Strict keeps one model for text and one for vectors: programs that use both ask
+            # them in turns, and would load a model for every question.
+            and (policy != "strict_single_model" or container.is_embedder == listing.is_embedder)
         }
         chosen = victims(policy, resident, incoming_bytes=self.inflight_bytes, limit_bytes=limit)
         waiters = self._waiters.get(listing.model_id, [])

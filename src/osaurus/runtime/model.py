@@ -40,6 +40,11 @@ class Listing(Protocol):
         """Tokens that the files say the model was made for; 0 where they do not."""
         ...
 
+    @property
+    def is_embedder(self) -> bool:
+        """It makes vectors of texts and writes none."""
+        ...
+
 
 class Tokenizer(Protocol):
     """Text to ids and back to bytes. Safe to call from any thread."""
@@ -208,6 +213,7 @@ class ModelContainer:
     free: Callable[[], None]
     max_batch_size: int | None = None
     working_set_bytes: int = 0
+    is_embedder: bool = False
 
     @property
     def footprint_bytes(self) -> int:

@@ -265,7 +265,7 @@ _MEMORY = (
 
 _RESIDENCY = (
     _row("residency.evictionPolicy", "word", "strict_single_model", "live",
-         "Keep one model loaded, or several as long as the memory lasts.",
+         "Keep one model loaded (and one for embeddings), or several as long as the memory lasts.",
          words=("strict_single_model", "manual_multi_model")),
     _row("residency.mode", "word", "after_seconds", "live",
          "When a model that nobody uses is unloaded.",

@@ -91,6 +91,19 @@ def test_strict_waits_for_the_stream_of_the_other_model(house: House) -> None:
     house.drop(second.result())
 
 
+def test_strict_keeps_a_model_for_vectors_beside_the_one_for_text(house: House) -> None:
+    house.embedders = {"b", "c"}
+    house.visit("a")
+    house.visit("b")
+    assert house.resident == ["a", "b"]
+    house.visit("a")
+    house.visit("b")
+    assert house.freed == []
+    house.visit("c")
+    assert house.resident == ["a", "c"]
+    assert house.freed == ["b"]
+
+
 def test_a_stream_that_does_not_end_is_ended_but_its_memory_waits_for_it(house: House) -> None:
     first = house.hold("a")
     second = house.ask("b")

@@ -34,6 +34,7 @@ class WorldListing:
     size_bytes: int
     path: Path = Path("/nonexistent")
     modified: datetime = datetime(2026, 1, 2, tzinfo=UTC)
+    is_embedder: bool = False
     context: int = 0
 
 
@@ -93,6 +94,7 @@ class World:
         self.faults: list[str] = []
         self.containers: list[WorldContainer] = []
         self.sizes = {name: 10 * (i + 1) for i, name in enumerate(MODELS)}
+        self.embedders: set[str] = set()  #: strict keeps one of these beside another model
         self.footprints: dict[str, int] = {}  #: beside `sizes`, of models that take more
         self.failing: set[str] = set()  #: models whose next load fails
         self.runtime = ModelRuntime(
@@ -113,7 +115,7 @@ class World:
     def find(self, name: str, *, allow_paths: bool = False) -> Listing:
         if name not in self.sizes:
             raise ModelNotFound(name)
-        return WorldListing(name, self.sizes[name])
+        return WorldListing(name, self.sizes[name], is_embedder=name in self.embedders)
 
     def memory_bytes(self) -> int:
         return self.memory_limit
@@ -129,12 +131,15 @@ class World:
         live = [c for c in self.containers if not c.is_freed]
         self._expect(all(c.model_id != name for c in live), f"two containers of {name}")
         if self.runtime.settings.eviction == "strict_single_model" and not self._changed_policy:
-            self._expect(not live, f"{name} is loaded beside {[c.model_id for c in live]}")
+            is_embedder = name in self.embedders
+            like = [c.model_id for c in live if (c.model_id in self.embedders) == is_embedder]
+            self._expect(not like, f"{name} is loaded beside {like}")
         container = WorldContainer(name)
         self.containers.append(container)
         return ModelContainer(
             model_id=name,
             size_bytes=self.sizes[name],
+            is_embedder=name in self.embedders,
             make_engine=lambda size: self._make_engine(container, size),
             face=self._face(container),
             free=lambda: self._free(container),
