@@ -104,6 +104,8 @@ class ChatEngine:
             prepared = await self._threads.run(model.model_id, self._prepare, model, request)
             prompt, checker, grammar = prepared
             num_tokens = len(prompt.token_ids)
+            if (refusal := model.engine.refusal(num_tokens)) is not None:
+                raise refusal
             params = fit_to_context(params, num_tokens, model.context_tokens)
             budgets = [_budget(model, prompt, request) for _ in range(request.n)]
             notes = prompt.notes

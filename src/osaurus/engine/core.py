@@ -24,10 +24,11 @@ from osaurus.engine.client import Mailbox, Stream
 from osaurus.engine.decode_threads import DecodeThreads
 from osaurus.engine.device import OwnDevice, is_device_lost
 from osaurus.engine.idle import IdleCare
+from osaurus.engine.memory import context_exceeded, memory_exceeded
 from osaurus.engine.pools import build_pools
 from osaurus.engine.rate import RollingTokenRate
 from osaurus.engine.rederive import Rederiver
-from osaurus.engine.request import Phase, Request, choices_of, refusal_of
+from osaurus.engine.request import Phase, Request, choices_of, refused
 from osaurus.engine.reuse import PrefixReuse
 from osaurus.engine.runner import Runner
 from osaurus.engine.sampler import Sampled, sample_rows
@@ -112,6 +113,9 @@ class BatchEngine:
         self.config = config
         self.stats = EngineStats()
         self._vocab_size = model.vocab_size
+        self._model_context_tokens = min(
+            model.max_context_tokens, config.max_context_tokens or model.max_context_tokens
+        )
         self._runner = Runner(model, self.pool, self.states.slots)
         self._reuse = PrefixReuse(self.scheduler, self.cache, self._report)
         self._rederiver = Rederiver(self.scheduler, self.cache)
@@ -152,7 +156,8 @@ class BatchEngine:
             Stream(request.request_id, box, partial(self._cancel_choice, request.request_id, i))
             for i, box in enumerate(boxes)
         ]
-        refusal = refusal_of(prompt, self.max_context_tokens)
+        error = self.refusal(len(prompt))
+        refusal = None if error is None else refused(prompt, error)
         if refusal is None:
             choices = choices_of(
                 request,
@@ -177,6 +182,15 @@ class BatchEngine:
             box.put(refusal)
             box.mark_drained()
         return streams
+
+    def refusal(self, prompt_tokens: int) -> OsaurusError | None:
+        if prompt_tokens < self.max_context_tokens:
+            return None
+        if prompt_tokens >= self._model_context_tokens:
+            return context_exceeded(prompt_tokens, self._model_context_tokens)
+        return memory_exceeded(
+            self.pool, prompt_tokens + 1, self.max_context_tokens, self.config.prefill_chunk_tokens
+        )
 
     def _open_cached(
         self, prompt: list[int], hints: CacheHints, first: CachedSequence | None

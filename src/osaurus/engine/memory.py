@@ -9,7 +9,7 @@ import psutil
 import torch
 
 from osaurus.cache.blocks import BlockPool
-from osaurus.errors import InsufficientResources
+from osaurus.errors import ContextLengthExceeded, InsufficientResources
 from osaurus.kernels.heap import keep_heap_pages as keep_heap_pages
 from osaurus.kernels.heap import trim_heap as trim_heap
 from osaurus.topology.base import KVGroup
@@ -77,6 +77,26 @@ def longest_context(pool: BlockPool, limit: int, chunk_tokens: int) -> int:
             f"the KV budget of {pool.budget_bytes} bytes holds no request; raise kv_budget_bytes"
         )
     return low
+
+
+def context_exceeded(prompt_tokens: int, context_tokens: int) -> ContextLengthExceeded:
+    """A prompt that fills the context to the last token leaves no room for an answer."""
+    limit = context_tokens if prompt_tokens > context_tokens else context_tokens - 1
+    return ContextLengthExceeded(prompt_tokens, limit)
+
+
+def memory_exceeded(
+    pool: BlockPool, num_tokens: int, held_tokens: int, chunk_tokens: int
+) -> InsufficientResources:
+    """For a sequence that the model could read and the pool, which holds `held_tokens`, cannot
+    keep, however empty it is."""
+    counts = blocks_of_one(pool.groups, num_tokens, pool.block_tokens, chunk_tokens)
+    needed = sum(count * size for count, size in zip(counts, pool.block_bytes, strict=True))
+    return InsufficientResources(
+        f"{num_tokens} tokens need {needed / 1e6:.1f} MB of keys and values, and the "
+        f"{pool.budget_bytes / 1e6:.1f} MB that this model may have for them hold {held_tokens}; "
+        "shorten the messages or raise performance.kvBudgetMB"
+    )
 
 
 def blocks_of_one(

@@ -24,7 +24,7 @@ from osaurus.cache.sequence import CachedSequence
 from osaurus.cache.states import StatePool
 from osaurus.engine.client import Mailbox
 from osaurus.engine.sampler import TokenSampler
-from osaurus.errors import ContextLengthExceeded
+from osaurus.errors import OsaurusError
 from osaurus.types.engine import GenerationRequest, OutputPipeline
 from osaurus.types.events import Info, StopReason
 
@@ -156,11 +156,8 @@ class Request:
         )
 
 
-def refusal_of(prompt: Sequence[int], max_context_tokens: int) -> Info | None:
-    """The whole answer to a prompt that leaves no room for a token; None when it fits."""
-    if len(prompt) < max_context_tokens:
-        return None
-    error = ContextLengthExceeded(len(prompt), max_context_tokens - 1)
+def refused(prompt: Sequence[int], error: OsaurusError) -> Info:
+    """The whole answer to a prompt that can never be served."""
     return Info(
         prompt_tokens=len(prompt),
         stop_reason="cancelled",

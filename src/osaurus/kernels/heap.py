@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
-from functools import cache
-
 import torch
+
+from osaurus.kernels.malloc import M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, glibc
 
 #: Bytes a CUDA allocator may hold unused before a purge gives them back.
 CUDA_UNUSED_RESERVE = 512 << 20
-
-#: mallopt parameters, from glibc's malloc.h.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-
-
-@cache
-def _libc() -> ctypes.CDLL | None:
-    """glibc, whose malloc can be tuned; None with another C library."""
-    if not sys.platform.startswith("linux"):
-        return None
-    try:
-        libc = ctypes.CDLL("libc.so.6")
-    except OSError:
-        return None
-    return libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
 
 
 def keep_heap_pages() -> None:
@@ -34,10 +17,10 @@ def keep_heap_pages() -> None:
     prefill forward pays for its pages again (8 ms instead of 1 for one dequantized matrix).
     `trim_heap` gives them back when the engine chooses to.
     """
-    libc = _libc()
+    libc = glibc()
     if libc is not None:
-        libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
-        libc.mallopt(_M_TRIM_THRESHOLD, 512 << 20)
+        libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)
+        libc.mallopt(M_TRIM_THRESHOLD, 512 << 20)
 
 
 def trim_heap(max_unused_bytes: int | None = CUDA_UNUSED_RESERVE) -> None:
@@ -47,6 +30,6 @@ def trim_heap(max_unused_bytes: int | None = CUDA_UNUSED_RESERVE) -> None:
         unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         if unused > max_unused_bytes:
             torch.cuda.empty_cache()
-    libc = _libc()
+    libc = glibc()
     if libc is not None:
         libc.malloc_trim(0)

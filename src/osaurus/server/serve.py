@@ -23,6 +23,7 @@ import uvicorn
 
 from osaurus.chat.service import ChatEngine
 from osaurus.errors import InvalidField, OsaurusError
+from osaurus.kernels.malloc import use_one_arena
 from osaurus.runtime.live import LiveSettings
 from osaurus.runtime.model import ModelSource
 from osaurus.runtime.pool import ModelRuntime
@@ -169,7 +170,7 @@ def run_server(
 
     Raises `InvalidField` for an address that cannot be used.
     """
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    tune_process()
     server = HttpServer(source, config or ServerConfig())
     asyncio.run(server.serve(on_ready or _print_ready))
 
@@ -177,7 +178,7 @@ def run_server(
 @contextmanager
 def running_server(source: ModelSource, config: ServerConfig) -> Generator[str]:
     """A server on a thread of this process, as long as the block runs; gives its address."""
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    tune_process()
     server = HttpServer(source, config)
     ready = threading.Event()
     failure: list[BaseException] = []
@@ -200,6 +201,12 @@ def running_server(source: ModelSource, config: ServerConfig) -> Generator[str]:
     finally:
         server.stop()
         thread.join()
+
+
+def tune_process() -> None:
+    """What a process should be that is there to serve; before it starts threads."""
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    use_one_arena()
 
 
 class _GracefulUvicorn(uvicorn.Server):

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from osaurus.errors import OsaurusError
 from osaurus.types.cache import CacheConfig, CacheHints, CacheStats
 from osaurus.types.events import Event, TokenLogprob
 from osaurus.types.sampling import SamplingParams
@@ -172,6 +173,11 @@ class Engine(Protocol):
     """One loaded model serving many requests."""
 
     max_context_tokens: int
+
+    def refusal(self, prompt_tokens: int) -> OsaurusError | None:
+        """Why a prompt of that length can never be answered here: the model's context, or the
+        memory for its keys and values. None when it can, now or when others have ended."""
+        ...
 
     def generate(self, request: GenerationRequest) -> list[EventStream]:
         """Queue a prompt; return `request.n` streams at once. Never raises for a full or
