@@ -111,7 +111,7 @@ def _error(response: httpx2.Response) -> dict[str, Any]:
         ({"continue_final_message": True, "add_generation_prompt": True},
          "continue_final_message", "excludes"),
         ({"chat_template_kwargs": {"enable_thinking": "yes"}}, "enable_thinking", "true or false"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "not supported yet"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "json_object"),
         ({"functions": []}, "functions", "not supported"),
         ({"modalities": ["text", "audio"]}, "modalities", "text"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", "server"),
