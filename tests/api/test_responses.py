@@ -7,10 +7,12 @@ checked against the published document as well (`responses_oracle.py`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
@@ -173,6 +175,8 @@ def test_a_stream_says_what_the_plain_answer_says(server: Server) -> None:
     assert _kinds(final) == _kinds(plain)
     assert final.output_text == plain.output_text == "Two calls."
     assert final.usage == plain.usage
+    assert plain.usage.output_tokens == len(say)
+    assert plain.usage.output_tokens_details.reasoning_tokens > 0
     assert plain.output[0].summary[0].text == "Let me see."
     calls = [item for item in final.output if item.type == "function_call"]
     assert [json.loads(call.arguments) for call in calls] == [{"city": "Bern"}, {"city": "Oslo"}]
@@ -384,8 +388,19 @@ def test_what_is_wrong_is_named(server: Server, fields: dict[str, Any], param: s
 
 
 def test_a_prompt_longer_than_the_context_is_refused(server: Server) -> None:
-    refused = server.refused(input="x" * 70_000)
-    assert (refused["code"], refused["param"]) == ("context_length_exceeded", "input")
+    for is_stream in (False, True):
+        refused = server.refused(input="x" * 70_000, stream=is_stream)
+        assert (refused["code"], refused["param"]) == ("context_length_exceeded", "input")
+
+
+def test_how_much_to_think_reaches_the_template(start: Start) -> None:
+    shown = "{% if enable_thinking is defined %}[{{ enable_thinking }}]{% endif %}"
+    server = Server(start, template=CALLS_TEMPLATE + shown)
+    answer = server.ask(reasoning={"effort": "none", "summary": "auto"})
+    assert (answer.reasoning.effort, answer.reasoning.summary) == ("none", "auto")
+    assert server.prompt().endswith("[False]")
+    server.ask(reasoning={"effort": "high"})
+    assert server.prompt().endswith("[True]")
 
 
 def test_tool_output_may_be_a_list_of_parts_and_hold_a_picture(server: Server) -> None:
@@ -691,6 +706,37 @@ def test_a_running_stream_is_cancelled_by_its_id(server: Server) -> None:
     assert again.output_text == "Yes."
 
 
+def test_streams_cancelled_and_left_at_any_moment_leave_nothing_behind(server: Server) -> None:
+    server.steps = [Say("<think>hm</think>" + "word " * 400 + BERN)]
+
+    def run(number: int) -> None:
+        client = server.running.client()
+        stream = client.responses.create(
+            model="m", input="?", stream=True, tools=[WEATHER], max_output_tokens=4000
+        )
+        events: list[Any] = []
+        for event in stream:
+            events.append(event)
+            if len(events) == 7 * number + 1:
+                if number % 3 == 0:
+                    stream.close()
+                    return
+                if number % 3 == 1:
+                    with contextlib.suppress(openai.BadRequestError):  # it may have ended
+                        client.responses.cancel(events[0].response.id)
+        check_stream([event.model_dump(mode="json", exclude_unset=True) for event in events])
+
+    with ThreadPoolExecutor(12) as threads:
+        list(threads.map(run, range(24)))
+    server.engine.wait_until_idle()
+
+    def is_idle() -> bool:
+        health = httpx2.get(f"{server.running.url}/health").json()
+        return health["inflight"] == {} and health["http_inflight"] == 0
+
+    _until(is_idle)
+
+
 def test_what_has_ended_cannot_be_cancelled(server: Server) -> None:
     answer = server.ask()
     with pytest.raises(openai.BadRequestError, match="completed"):
@@ -712,8 +758,8 @@ def test_a_response_in_the_background_is_polled(server: Server) -> None:
     begun = server.ask(background=True)
     assert (begun.status, begun.output) == ("queued", [])
     server.engine.wait_until_held("slow")
-    running = server.client.responses.retrieve(begun.id)
-    assert (running.status, _kinds(running)) == ("in_progress", ["reasoning"])
+    _until(lambda: _kinds(server.client.responses.retrieve(begun.id)) == ["reasoning"])
+    assert server.client.responses.retrieve(begun.id).status == "in_progress"
     assert "has not ended" in server.refused(previous_response_id=begun.id)["message"]
     server.engine.open_gate("slow")
     _until(lambda: server.client.responses.retrieve(begun.id).status == "completed")
