@@ -244,3 +244,25 @@ def test_a_required_call_is_a_grammar_and_a_free_choice_is_none(start: Start, ch
     for byte in b'<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>':
         found.commit(byte)
     assert found.is_accepting
+
+
+def test_an_answer_that_the_client_has_begun_goes_on_in_its_shape(running: Running) -> None:
+    shape = _schema(in_object({"type": "integer"}))
+    begun = [*ASK, {"role": "assistant", "content": '{"a":'}]
+    fields = {"continue_final_message": True, "add_generation_prompt": False}
+    answer = _post(
+        running.url, "/v1/chat/completions", messages=begun, response_format=shape, **fields
+    )
+    assert answer.status_code == 200, answer.text
+    make = running.engine.requests[0].make_constraint
+    assert make is not None
+    found: Any = make()
+    for byte in b" 12}":
+        found.commit(byte)
+    assert found.is_finished
+    wrong = [*ASK, {"role": "assistant", "content": "Sure: "}]
+    answer = _post(
+        running.url, "/v1/chat/completions", messages=wrong, response_format=shape, **fields
+    )
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "messages"

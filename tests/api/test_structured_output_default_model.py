@@ -122,23 +122,34 @@ def test_f41_good_schemas_are_kept_to_on_every_protocol(
 ) -> None:
     schema = GOOD[kind]
     validator = jsonschema_rs.validator_for(schema)
-    for seed in range(3):
+
+    def chat(seed: int) -> tuple[bool, str]:
         choice = _ask(client, response_format=_format(schema), temperature=1.5, seed=seed)
-        if choice.finish_reason == "stop":
-            validator.validate(json.loads(choice.message.content))
-    body: dict[str, Any] = {"model": "default", "messages": FOUR, "stream": False}
-    options = {"temperature": 0, "num_predict": 60}
-    answer = httpx2.post(
-        f"{url}/api/chat", json={**body, "format": schema, "options": options}, timeout=300
-    ).json()
-    assert answer["done_reason"] == "stop"
-    validator.validate(json.loads(answer["message"]["content"]))
-    flat = {"type": "json_schema", "name": "answer", "schema": schema}
-    response = client.responses.create(
-        model="default", input="Hi", temperature=0, max_output_tokens=60, text={"format": flat}
-    )  # type: ignore[call-overload]
-    assert response.status == "completed"
-    validator.validate(json.loads(response.output_text))
+        return choice.finish_reason == "stop", choice.message.content
+
+    def ollama(seed: int) -> tuple[bool, str]:
+        options = {"temperature": 1.5, "seed": seed, "num_predict": 60}
+        body = {"model": "default", "messages": FOUR, "stream": False, "options": options}
+        answer = httpx2.post(f"{url}/api/chat", json={**body, "format": schema}, timeout=300).json()
+        return answer["done_reason"] == "stop", answer["message"]["content"]
+
+    def responses(seed: int) -> tuple[bool, str]:
+        flat: Any = {"type": "json_schema", "name": "answer", "schema": schema}
+        response = client.responses.create(
+            model="default",
+            input="Hi",
+            temperature=1.5,
+            max_output_tokens=60,
+            text={"format": flat},
+            extra_body={"seed": seed},
+        )
+        return response.status == "completed", response.output_text
+
+    for ask in (chat, ollama, responses):
+        finished = [text for is_whole, text in map(ask, range(6)) if is_whole]
+        assert finished
+        for text in finished:
+            validator.validate(json.loads(text))
 
 
 def test_f29_answers_with_and_without_a_schema_share_a_batch(client: openai.OpenAI) -> None:

@@ -17,7 +17,12 @@ from osaurus.chat.call_grammar import NotWritable, calls_expression
 from osaurus.chat.prompt import PreparedPrompt
 from osaurus.errors import InvalidField
 from osaurus.grammar.locate import faulty_place
-from osaurus.grammar.matcher import GrammarConstraint, GrammarError, compile_grammar
+from osaurus.grammar.matcher import (
+    GrammarConstraint,
+    GrammarError,
+    GrammarFault,
+    compile_grammar,
+)
 from osaurus.grammar.schema import checked_schema, expression_problem
 from osaurus.grammar.schema_walk import SchemaProblem
 from osaurus.grammar.text import GrammarText, regex_literal
@@ -117,7 +122,24 @@ class _Answer:
             constraint = compile_grammar(self._text.finished(start, self._parts), vocabulary)
         except GrammarError as error:
             raise self._refusal(error) from error
+        self._go_on(constraint)
         return AnswerGrammar(constraint, is_data)
+
+    def _go_on(self, constraint: GrammarConstraint) -> None:
+        """What the client has begun to write of a shaped answer counts as written."""
+        request = self._request
+        if not request.continue_final_message or request.needs_call:
+            return
+        if self._prompt.start is not Start.CONTENT:
+            return
+        written = request.messages[-1].text
+        try:
+            for token in self._model.tokenizer.encode(written, parse_special=False, add_bos=False):
+                constraint.commit(token)
+        except GrammarFault as fault:
+            raise InvalidField(
+                "messages", f"the last one does not begin an answer as {self._where} has it"
+            ) from fault
 
     def _refusal(self, error: GrammarError) -> InvalidField:
         words = str(error).partition("\n")[0][:300]

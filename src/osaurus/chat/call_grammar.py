@@ -165,7 +165,7 @@ class _Call:
         return f"{quoted(name + '=')} {self._python(name, _Kind(argument, self._schema))}"
 
     def _python(self, name: str, kind: _Kind) -> str:
-        if kind.types == {"boolean"} and not kind.is_listed:
+        if kind.types == frozenset({"boolean"}) and not kind.is_listed:
             return '("True" | "False")'
         if kind.is_text and kind.choices is None and not kind.is_bounded:
             return self._text.terminal(f"/{_PYTHON_STRING}/")

@@ -31,8 +31,6 @@ SLOW_MASK_S = 0.0005
 class GrammarFault(RequestFailed):
     """A grammar met one of the limits of its parser in the middle of an answer."""
 
-    code = "grammar_failed"
-
 
 class GrammarError(ValueError):
     """A grammar that cannot be compiled, with the parser's words."""
