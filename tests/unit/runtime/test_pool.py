@@ -249,6 +249,43 @@ def test_an_unknown_name_is_not_remembered() -> None:
     _run(scenario)
 
 
+def test_a_name_means_what_the_settings_say_now_and_no_longer_what_it_meant() -> None:
+    async def scenario() -> None:
+        source = _source("a", "b")
+        source.aliases = {"claude": "a"}
+        runtime = ModelRuntime(source, RuntimeSettings(eviction="manual_multi_model"))
+        (await runtime.acquire("claude")).release()
+        source.aliases = {"claude": "b"}
+        runtime.apply(runtime.settings)
+        with await runtime.acquire("claude") as model:
+            assert model.model_id == "b"
+        assert source.loads == ["a", "b"]
+        await runtime.shut_down()
+
+    _run(scenario)
+
+
+def test_what_prompts_are_made_with_is_had_without_a_load_and_beside_one() -> None:
+    async def scenario() -> None:
+        source = _source("a")
+        runtime = ModelRuntime(source)
+        assert (await runtime.read("a")).model_id == "a"
+        assert source.loads == []
+        source.gates["a"] = threading.Event()
+        loading = asyncio.create_task(runtime.acquire("a"))
+        await _until(lambda: source.loads == ["a"])
+        assert (await runtime.read("a")).tokenizer is source.tokenizer
+        source.gates["a"].set()
+        held = await loading
+        assert await runtime.read("a") is held.model
+        held.release()
+        with pytest.raises(ModelNotFound):
+            await runtime.read("b")
+        await runtime.shut_down()
+
+    _run(scenario)
+
+
 def test_aliases_share_one_resident_model() -> None:
     async def scenario() -> None:
         source = _source("org/m", "b")
