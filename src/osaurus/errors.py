@@ -20,6 +20,7 @@
     │       └── LoadRefused          a load that would disturb what others use
     ├── BundleError          the model folder is damaged, unfinished or unsupported
     │   ├── IncompleteBundle
+    │   ├── DamagedBundle
     │   ├── UnsupportedBundle
     │   └── DownloadError
     ├── EngineError          the engine refused or failed
@@ -162,6 +163,12 @@ class BundleError(OsaurusError):
 
 class IncompleteBundle(BundleError):
     code = "incomplete_bundle"
+
+
+class DamagedBundle(BundleError):
+    """Files that contradict themselves or their format."""
+
+    code = "damaged_bundle"
 
 
 class UnsupportedBundle(BundleError):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from osaurus.bundle.gguf_reader import GgufFile
-from osaurus.errors import BundleError, IncompleteBundle, UnsupportedBundle
+from osaurus.errors import DamagedBundle, IncompleteBundle, UnsupportedBundle
 
 
 class MetadataReader:
@@ -47,7 +47,7 @@ class MetadataReader:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise BundleError(f"{self.file.path}: {self.prefix}.{key} is {value!r}, not a count")
+            raise DamagedBundle(f"{self.file.path}: {self.prefix}.{key} is {value!r}, not a count")
         return value
 
     def integer(self, key: str) -> int:
@@ -64,9 +64,9 @@ class MetadataReader:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise BundleError(f"{self.file.path}: {self.prefix}.{key} is {value!r}, not a number")
+            raise DamagedBundle(f"{self.file.path}: {self.prefix}.{key} is {value!r}, not a number")
         if not math.isfinite(value):
-            raise BundleError(f"{self.file.path}: {self.prefix}.{key} is {value}")
+            raise DamagedBundle(f"{self.file.path}: {self.prefix}.{key} is {value}")
         return shortest_decimal(value)
 
     def number(self, key: str) -> float:

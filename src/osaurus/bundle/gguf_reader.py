@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from osaurus.bundle.encodings import GGML_TYPES, BlockType
-from osaurus.errors import BundleError, IncompleteBundle, UnsupportedBundle
+from osaurus.errors import BundleError, DamagedBundle, IncompleteBundle, UnsupportedBundle
 
 _MAGIC = b"GGUF"
 _DEFAULT_ALIGNMENT = 32
@@ -64,7 +64,7 @@ class GgufArray(Sequence[Any]):
                 position = start + _U64(buffer, position)[0]
                 found.append(buffer[start:position].decode())
         except UnicodeDecodeError as error:
-            raise BundleError(
+            raise DamagedBundle(
                 f"{self._path}: metadata text number {len(found)} of an array is not UTF-8 "
                 f"({error.reason}); the file is damaged"
             ) from error
@@ -188,7 +188,7 @@ class _Header:
         except (struct.error, OverflowError) as error:
             raise self._truncated("its header goes on past the end of the file") from error
         except UnicodeDecodeError as error:
-            raise BundleError(f"{self.path}: a name in the header is not UTF-8") from error
+            raise DamagedBundle(f"{self.path}: a name in the header is not UTF-8") from error
         tensors = self._place(rows, metadata.get("general.alignment", _DEFAULT_ALIGNMENT))
         return GgufFile(self.path, self.buffer, version, metadata, tensors)
 
@@ -245,7 +245,7 @@ class _Header:
         for _ in range(num_entries):
             key = self._text()
             if key in metadata:
-                raise BundleError(f"{self.path}: metadata key {key!r} appears twice")
+                raise DamagedBundle(f"{self.path}: metadata key {key!r} appears twice")
             metadata[key] = self._value(self._u32(), key)
         return metadata
 
@@ -258,7 +258,7 @@ class _Header:
             return self._text()
         if kind == _ARRAY and nesting < _MAX_NESTING:
             return self._array(key, nesting)
-        raise BundleError(f"{self.path}: metadata key {key!r} has the unknown type {kind}")
+        raise DamagedBundle(f"{self.path}: metadata key {key!r} has the unknown type {kind}")
 
     def _array(self, key: str, nesting: int) -> Sequence[Any]:
         kind = self._u32()
@@ -272,7 +272,7 @@ class _Header:
         elif kind == _STRING:
             self._skip_strings(count)
         else:
-            raise BundleError(f"{self.path}: array {key!r} has the unknown item type {kind}")
+            raise DamagedBundle(f"{self.path}: array {key!r} has the unknown item type {kind}")
         if self.position > self.size:
             raise self._truncated(f"the array {key!r} goes past the end of the file")
         return GgufArray(self.path, self.buffer, kind, count, start)
@@ -288,7 +288,7 @@ class _Header:
         name = self._text()
         num_dims = self._u32()
         if not 1 <= num_dims <= _MAX_DIMS:
-            raise BundleError(f"{self.path}: tensor {name!r} has {num_dims} dimensions")
+            raise DamagedBundle(f"{self.path}: tensor {name!r} has {num_dims} dimensions")
         dims = tuple(self._u64() for _ in range(num_dims))
         return name, dims, self._u32(), self._u64()
 
@@ -297,16 +297,16 @@ class _Header:
     ) -> dict[str, GgufTensor]:
         """Turn relative offsets into places in the file and check every range."""
         if not isinstance(alignment, int) or alignment <= 0 or alignment % 8:
-            raise BundleError(
+            raise DamagedBundle(
                 f"{self.path}: general.alignment is {alignment!r}, not a multiple of 8"
             )
         base = -(-self.position // alignment) * alignment
         tensors: dict[str, GgufTensor] = {}
         for name, dims, type_number, offset in rows:
             if name in tensors:
-                raise BundleError(f"{self.path}: tensor {name!r} appears twice")
+                raise DamagedBundle(f"{self.path}: tensor {name!r} appears twice")
             if offset % alignment:
-                raise BundleError(
+                raise DamagedBundle(
                     f"{self.path}: tensor {name!r} starts at {offset}, "
                     f"not a multiple of {alignment}"
                 )
@@ -323,7 +323,7 @@ class _Header:
 
     def _num_bytes(self, name: str, dims: tuple[int, ...], block: BlockType) -> int:
         if dims[0] % block.block_elements:
-            raise BundleError(
+            raise DamagedBundle(
                 f"{self.path}: rows of tensor {name!r} have {dims[0]} elements, "
                 f"not a multiple of {block.name}'s {block.block_elements}"
             )

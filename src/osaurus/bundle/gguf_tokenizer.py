@@ -19,7 +19,7 @@ from osaurus.bundle.gguf_reader import GgufFile
 from osaurus.bundle.pretokenizers import build_normalizer, build_pre_tokenizer, find_pre_tokenizer
 from osaurus.bundle.sentencepiece import merges_from_scores, piece_decoder, space_normalizer
 from osaurus.bundle.tokenizer import Tokenizer
-from osaurus.errors import BundleError, IncompleteBundle, UnsupportedBundle
+from osaurus.errors import DamagedBundle, IncompleteBundle, UnsupportedBundle
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class _Vocabulary:
             raise IncompleteBundle(f"{self.file.path}: the metadata lacks tokenizer.ggml.{key}")
         items = list(value)
         if key != "tokens" and len(items) != len(self.texts) and key != "merges":
-            raise BundleError(
+            raise DamagedBundle(
                 f"{self.file.path}: tokenizer.ggml.{key} has {len(items)} entries for "
                 f"{len(self.texts)} tokens"
             )
@@ -174,7 +174,7 @@ def _backend(
     try:
         backend = tokenizers.Tokenizer(model(**arguments))
     except Exception as error:  # the library raises nothing narrower
-        raise BundleError(f"{file.path}: the vocabulary is not consistent: {error}") from error
+        raise DamagedBundle(f"{file.path}: the vocabulary is not consistent: {error}") from error
     backend.add_tokens(vocabulary.added())
     return backend
 

@@ -7,6 +7,7 @@ headers only; mapping and torch are the affair of `weights.py`.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import re
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from osaurus.bundle.encodings import SAFETENSORS_BITS
-from osaurus.errors import BundleError, IncompleteBundle, UnsupportedBundle
+from osaurus.errors import BundleError, DamagedBundle, IncompleteBundle, UnsupportedBundle
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ def read_header(path: Path) -> dict[str, SafetensorsTensor]:
                     f"{size}; {_UNFINISHED}"
                 )
             if length > _MAX_HEADER_BYTES:
-                raise BundleError(
+                raise DamagedBundle(
                     f"{path}: its header takes {length} bytes; the format allows "
                     f"{_MAX_HEADER_BYTES}"
                 )
@@ -74,7 +75,8 @@ def read_header(path: Path) -> dict[str, SafetensorsTensor]:
     except FileNotFoundError as error:
         raise IncompleteBundle(f"{path}: the file is missing; {_UNFINISHED}") from error
     except OSError as error:
-        raise BundleError(f"{path}: cannot be read: {error.strerror}") from error
+        kind = DamagedBundle if error.errno == errno.ELOOP else BundleError
+        raise kind(f"{path}: cannot be read: {error.strerror}") from error
     tensors = {
         name: _tensor(path, name, entry, data_start=8 + length)
         for name, entry in _parse_header(path, raw).items()
@@ -98,7 +100,7 @@ def _parse_header(path: Path, raw: bytes) -> dict[str, Any]:
             f"{path}: its header is not valid JSON ({error}); {_UNFINISHED}"
         ) from error
     if not isinstance(header, dict):
-        raise BundleError(f"{path}: its header is not a JSON object")
+        raise DamagedBundle(f"{path}: its header is not a JSON object")
     return header
 
 
@@ -107,18 +109,18 @@ def _tensor(path: Path, name: str, entry: Any, data_start: int) -> SafetensorsTe
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         whole = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
     except (KeyError, TypeError, ValueError) as error:
-        raise BundleError(
+        raise DamagedBundle(
             f"{path}: the entry of tensor {name!r} lacks dtype, shape or data_offsets"
         ) from error
     if not whole:
-        raise BundleError(f"{path}: tensor {name!r} has a shape or offset that is not a count")
+        raise DamagedBundle(f"{path}: tensor {name!r} has a shape or offset that is not a count")
     bits = SAFETENSORS_BITS.get(dtype)
     if bits is None:
         raise UnsupportedBundle(f"{path}: tensor {name!r} has the unknown dtype {dtype!r}")
     for dim in shape:
         bits *= dim
     if bits != 8 * (end - begin):
-        raise BundleError(
+        raise DamagedBundle(
             f"{path}: tensor {name!r} of shape {shape} and dtype {dtype} takes {bits // 8} bytes "
             f"but its range has {end - begin}"
         )
@@ -137,7 +139,7 @@ def _check_ranges(
                 "an unfinished download: fetch it again"
             )
         if tensor.begin > end:
-            raise BundleError(
+            raise DamagedBundle(
                 f"{path}: {tensor.begin - end} bytes between {previous!r} and {name!r} belong to "
                 "no tensor; the file is damaged"
             )
@@ -148,7 +150,7 @@ def _check_ranges(
             f"({end - size} bytes are missing); {_UNFINISHED}"
         )
     if end < size:
-        raise BundleError(f"{path}: {size - end} bytes after the last tensor belong to none")
+        raise DamagedBundle(f"{path}: {size - end} bytes after the last tensor belong to none")
 
 
 def plan_weights(folder: Path) -> WeightPlan:
@@ -196,7 +198,7 @@ def _read_index(index: Path) -> dict[str, str]:
     """`weight_map`: tensor name to shard file name, each a plain name inside the folder."""
     try:
         if index.stat().st_size > _MAX_INDEX_BYTES:
-            raise BundleError(f"{index}: larger than {_MAX_INDEX_BYTES} bytes")
+            raise DamagedBundle(f"{index}: larger than {_MAX_INDEX_BYTES} bytes")
         weight_map = json.loads(index.read_bytes())["weight_map"]
     except OSError as error:
         raise BundleError(f"{index}: cannot be read: {error.strerror}") from error

@@ -17,7 +17,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers
 
-from osaurus.errors import BundleError, UnsupportedBundle
+from osaurus.errors import DamagedBundle, UnsupportedBundle
 
 SPACE_MARK = "\u2581"
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
@@ -86,7 +86,7 @@ def backend_from_model(path: Path) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer(_core(model))
     except Exception as error:  # the library raises nothing narrower
-        raise BundleError(f"{path}: the vocabulary is not consistent: {error}") from error
+        raise DamagedBundle(f"{path}: the vocabulary is not consistent: {error}") from error
     backend.normalizer = _normalizer(model)
     backend.decoder = piece_decoder(strips_space=model.adds_space)
     backend.add_tokens(

@@ -21,7 +21,7 @@ from tokenizers import AddedToken, decoders, models
 
 from osaurus.bundle.pretokenizers import PreTokenizer, build_pre_tokenizer
 from osaurus.bundle.tokenizer import BYTE_ALPHABET
-from osaurus.errors import BundleError, IncompleteBundle
+from osaurus.errors import DamagedBundle, IncompleteBundle
 
 FILE_NAME = "tekken.json"
 #: The names that chat templates use -> the texts, which are the same in every file.
@@ -43,7 +43,7 @@ _UNLISTED = (
 def backend_from_tekken(path: Path) -> tuple[tokenizers.Tokenizer, list[str]]:
     """The BPE, and every id's text: one text may stand for an ordinary token and a special one.
 
-    Raises `IncompleteBundle` for a file that is cut, `BundleError` for one that contradicts
+    Raises `IncompleteBundle` for a file that is cut, `DamagedBundle` for one that contradicts
     itself."""
     try:
         content = json.loads(path.read_bytes())
@@ -56,7 +56,7 @@ def backend_from_tekken(path: Path) -> tuple[tokenizers.Tokenizer, list[str]]:
         return _backend(content)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise BundleError(f"{path}: not a tekken vocabulary: {what}") from error
+        raise DamagedBundle(f"{path}: not a tekken vocabulary: {what}") from error
 
 
 def _backend(content: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, list[str]]:

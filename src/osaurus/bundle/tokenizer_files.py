@@ -20,7 +20,7 @@ from osaurus.bundle.config import missing_tokenizer_file, read_optional, read_to
 from osaurus.bundle.pretokenizers import PRE_TOKENIZERS, build_normalizer, build_pre_tokenizer
 from osaurus.bundle.sentencepiece import backend_from_model
 from osaurus.bundle.tokenizer import Alphabet, Tokenizer
-from osaurus.errors import BundleError, DamagedBundle, IncompleteBundle
+from osaurus.errors import DamagedBundle, IncompleteBundle
 
 _SPECIAL_NAMES = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
