@@ -198,8 +198,8 @@ def test_a_stream_has_the_published_events(server: Server) -> None:
 
 def test_plain_and_streamed_answers_are_the_same(server: Server) -> None:
     for text in ("Four.", "<think>So.</think>Four. " + BERN + OSLO, "", "<think>So"):
-        plain = server.ask(text, tools=[WEATHER]).to_dict()
-        streamed = server.stream(text, tools=[WEATHER]).to_dict()
+        plain: dict[str, Any] = server.ask(text, tools=[WEATHER]).to_dict()
+        streamed: dict[str, Any] = server.stream(text, tools=[WEATHER]).to_dict()
         for message in (plain, streamed):
             message.pop("id")
             message.pop("osaurus", None)
@@ -581,7 +581,7 @@ def test_what_claude_code_sends_is_answered(server: Server) -> None:
     mark = {"cache_control": {"type": "ephemeral"}}
     billing = "x-anthropic-billing-header: cc_version=2.1.1; cc_entrypoint=cli; cch=1;"
     server.says_text("Hello.")
-    message = server.client.beta.messages.create(
+    body: dict[str, Any] = dict(
         model="m",
         max_tokens=32000,
         betas=["interleaved-thinking-2025-05-14", "fine-grained-tool-streaming-2025-05-14"],
@@ -605,6 +605,7 @@ def test_what_claude_code_sends_is_answered(server: Server) -> None:
         extra_body={"context_management": {"edits": []}, "temperature": 1},
         extra_headers={"x-claude-code-session-id": "s"},
     )
+    message = server.client.beta.messages.create(**body)
     assert message.stop_reason == "end_turn"
     assert "billing" not in server.prompt()
     assert "You help with code." in server.prompt()
