@@ -14,7 +14,7 @@ import tokenizers
 import torch
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-WORDS = "the cat sat on a mat and dog ran in rain sun moon sea of to it was hot cold".split()
+WORDS = tuple("the cat sat on a mat and dog ran in rain sun moon sea to it was hot cold".split())  # noqa: SIM905
 
 #: Sizes in each family's own spelling.
 _SIZES = dict(

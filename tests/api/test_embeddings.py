@@ -10,15 +10,14 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx2
 import openai
 import pytest
-import tiny_embedders
 import torch
 
+import tiny_embedders
 from api.conftest import Running
 from osaurus.bundle.hub import find_model
 from osaurus.errors import ModelNotFound

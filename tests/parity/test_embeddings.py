@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_embedders
 import torch
 
+import tiny_embedders
 from osaurus.bundle.bundle import open_bundle
 from osaurus.bundle.hub import find_model
 from osaurus.engine.embedding import EmbeddingEngine

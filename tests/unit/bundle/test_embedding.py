@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_embedders
 
+import tiny_embedders
 from osaurus.bundle.bundle import open_bundle
 from osaurus.bundle.embedding import EmbeddingSpec, read_embedding_spec
 from osaurus.errors import UnsupportedBundle

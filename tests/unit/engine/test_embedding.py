@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_embedders
 import torch
 
+import tiny_embedders
 from osaurus.bundle.bundle import open_bundle
 from osaurus.bundle.embedding import EmbeddingSpec
 from osaurus.engine.embedding import TURN_TOKENS, EmbeddingEngine
@@ -64,9 +64,7 @@ def start() -> Iterator[Callable[..., EmbeddingEngine]]:
 
 
 @pytest.mark.parametrize("family", ["bert", "mpnet", "qwen3"])
-def test_a_texts_vector_is_the_same_in_any_company_to_the_bit(
-    tmp_path: Path, family: str
-) -> None:
+def test_a_texts_vector_is_the_same_in_any_company_to_the_bit(tmp_path: Path, family: str) -> None:
     save = tiny_embedders.save_decoder if family == "qwen3" else tiny_embedders.save_encoder
     save(tmp_path, family)
     bundle = open_bundle(tmp_path)
@@ -176,7 +174,8 @@ def test_a_lost_device_ends_the_engine_with_its_reason(
 def test_a_vector_that_is_not_finite_is_an_error(
     slow: Slow, start: Callable[..., EmbeddingEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slow, "encode", lambda ids, lengths: torch.full((ids.shape[0], 4), torch.nan))
+    nan = torch.full((1, 4), torch.nan)
+    monkeypatch.setattr(slow, "encode", lambda ids, lengths: nan)
     with pytest.raises(RequestFailed, match="finite"):
         start(slow).start([[1]]).done.result(10)
 
