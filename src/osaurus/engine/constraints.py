@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from osaurus.grammar.matcher import compute_masks
-from osaurus.kernels.token_mask import allowed_tokens
+from osaurus.kernels.token_mask import allows, keep_allowed
 from osaurus.types.engine import Constraint, TokenRule
 from osaurus.types.sampling import SamplingParams
 
@@ -34,40 +34,29 @@ class Constrained(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Masking:
-    """`allowed` [C, V] has a row for each constrained row of a step, `places` says which;
-    `faults` are the rows whose grammar failed."""
+    """`masks` are those of a step's constrained rows, by row; `faults` say which grammars
+    failed."""
 
-    allowed: Tensor | None = None
-    places: Mapping[int, int] = field(default_factory=dict)
+    masks: Mapping[int, Row] = field(default_factory=dict)
     faults: Mapping[int, Exception] = field(default_factory=dict)
 
     def apply(self, index: int, row: Tensor) -> Tensor:
         """Row [V] of the step's row `index`, with what is forbidden at minus infinity."""
-        place = self.places.get(index)
-        if place is None or self.allowed is None:
-            return row
-        return row.masked_fill(~self.allowed[place], float("-inf"))
+        mask = self.masks.get(index)
+        return row if mask is None else keep_allowed(row, mask)
 
-    def apply_all(self, indices: Sequence[int], rows: Tensor) -> Tensor:
-        """The same for rows [len(indices), V] of the step."""
-        if self.allowed is None:
-            return rows
-        here = [n for n, index in enumerate(indices) if index in self.places]
-        allowed = self.allowed[[self.places[indices[n]] for n in here]]
-        if len(here) == len(indices):
-            return rows.masked_fill(~allowed, float("-inf"))
-        rows = rows.clone()
-        rows[here] = rows[here].masked_fill(~allowed, float("-inf"))
-        return rows
+    def forbids(self, index: int, token_id: int) -> bool:
+        mask = self.masks.get(index)
+        return mask is not None and not allows(mask, token_id)
 
 
 NO_MASKING = Masking()
 
 
 def masking_of(
-    logits: Tensor, samplers: Sequence[Constrained], num_generated: Sequence[int]
+    vocab_size: int, samplers: Sequence[Constrained], num_generated: Sequence[int]
 ) -> Masking:
-    """What the grammars of these rows of logits [L, V] forbid."""
+    """What the grammars of these rows forbid a model with that many logits."""
     constrained = [
         (i, sampler, sampler.constraint)
         for i, sampler in enumerate(samplers)
@@ -75,28 +64,19 @@ def masking_of(
     ]
     if not constrained:
         return NO_MASKING
-    masks = compute_masks([constraint for _, _, constraint in constrained])
-    rows: list[Row] = []
-    places: dict[int, int] = {}
+    found = compute_masks([constraint for _, _, constraint in constrained])
+    masks: dict[int, Row] = {}
     faults: dict[int, Exception] = {}
-    vocab_size = logits.shape[-1]
-    for (i, sampler, constraint), mask in zip(constrained, masks, strict=True):
+    for (i, sampler, constraint), mask in zip(constrained, found, strict=True):
         if isinstance(mask, Exception):
             faults[i] = mask
             continue
-        row = _within(mask, vocab_size)
-        if not row.any():
+        mask = _within(mask, vocab_size)
+        if mask.any():
+            masks[i] = _narrowed(mask, sampler, constraint, num_generated[i])
+        else:
             faults[i] = ValueError("the grammar allows no token that this model has")
-            continue
-        places[i] = len(rows)
-        rows.append(_narrowed(row, sampler, constraint, num_generated[i]))
-    if not rows:
-        return Masking(faults=faults)
-    width = max(row.size for row in rows)
-    packed = np.zeros((len(rows), width), dtype=np.int32)
-    for row, target in zip(rows, packed, strict=True):
-        target[: row.size] = row
-    return Masking(allowed_tokens(packed, vocab_size, logits.device), places, faults)
+    return Masking(masks, faults)
 
 
 def _within(mask: Row, vocab_size: int) -> Row:
@@ -121,7 +101,7 @@ def _narrowed(mask: Row, sampler: Constrained, constraint: Constraint, num_gener
         mask = _without(mask, sampler.stop_token_ids)
     if rule is not None:
         mask = _without(mask, rule.banned)
-        if (forced := rule.forced) is not None and _holds(mask, forced):
+        if (forced := rule.forced) is not None and allows(mask, forced):
             mask = np.zeros_like(mask)
             _set(mask, forced, to=True)
     return mask
@@ -129,18 +109,13 @@ def _narrowed(mask: Row, sampler: Constrained, constraint: Constraint, num_gener
 
 def _without(mask: Row, token_ids: Iterable[int]) -> Row:
     """`mask` less these tokens; the mask as it is where nothing would be left."""
-    banned = [token for token in token_ids if _holds(mask, token)]
+    banned = [token for token in token_ids if allows(mask, token)]
     if not banned:
         return mask
     narrowed = mask.copy()
     for token in banned:
         _set(narrowed, token, to=False)
     return narrowed if narrowed.any() else mask
-
-
-def _holds(mask: Row, token_id: int) -> bool:
-    word = token_id >> 5
-    return 0 <= word < mask.size and bool((int(mask[word]) >> (token_id & 31)) & 1)
 
 
 def _set(mask: Row, token_id: int, *, to: bool) -> None:

@@ -220,7 +220,7 @@ def sample_rows(
     """One token for every row. logits: [L, V] float32; row i belongs to samplers[i] and
     chooses the token at positions[i] after num_generated[i] others."""
     finite = torch.isfinite(logits.sum(dim=-1)).tolist()
-    masking = masking_of(logits, samplers, num_generated)
+    masking = masking_of(logits.shape[-1], samplers, num_generated)
     plain = [i for i, sampler in enumerate(samplers) if sampler.is_plain_greedy]
     best = _largest(logits, masking, plain)
     outcome: list[Sampled] = []
@@ -242,12 +242,16 @@ def sample_rows(
 
 
 def _largest(logits: Tensor, masking: Masking, plain: Sequence[int]) -> dict[int, int]:
-    """The best token of each plain greedy row, all of them in one go."""
+    """The best token of each plain greedy row, all of them in one go: what a model likes best
+    its grammar mostly allows, and the rows where it does not are looked through once more."""
     if not plain:
         return {}
     rows = logits if len(plain) == logits.shape[0] else logits[list(plain)]
-    best = masking.apply_all(plain, rows).argmax(dim=-1).tolist()
-    return dict(zip(plain, best, strict=True))
+    best = dict(zip(plain, rows.argmax(dim=-1).tolist(), strict=True))
+    for index, token_id in best.items():
+        if masking.forbids(index, token_id):
+            best[index] = int(masking.apply(index, logits[index]).argmax())
+    return best
 
 
 def _logprob(

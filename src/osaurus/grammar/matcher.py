@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from osaurus.errors import RequestFailed
 from osaurus.grammar.vocabulary import GrammarVocabulary
+from osaurus.kernels.token_mask import allows
 from osaurus.types.engine import Constraint
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class GrammarConstraint:
         for row in found:
             self.matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
             self._check()
-            if taken == len(drafts) or not _allows(row, drafts[taken]):
+            if taken == len(drafts) or not allows(row, drafts[taken]):
                 break
             self._consume(drafts[taken])
             taken += 1
@@ -109,11 +110,6 @@ class GrammarConstraint:
     def _check(self) -> None:
         if (fault := self.fault) is not None:
             raise fault
-
-
-def _allows(row: NDArray[np.int32], token_id: int) -> bool:
-    word = token_id >> 5
-    return word < row.size and bool((int(row[word]) >> (token_id & 31)) & 1)
 
 
 def compile_grammar(grammar: str, vocabulary: GrammarVocabulary) -> GrammarConstraint:

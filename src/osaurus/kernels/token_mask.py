@@ -1,6 +1,10 @@
-"""Packed token masks to one flag a token: 32 tokens a word, the lowest bit first.
+"""A row of logits without the tokens that a packed mask forbids: 32 tokens a word, lowest first.
 
-Letters: L rows, W words of a mask, V vocabulary.
+Most masks allow either a few tokens or nearly all, so on the host the shorter list is written
+token by token: filling a row by flags takes ten times as long. An accelerator unpacks the words
+itself, and only those travel to it.
+
+Letters: W words of a mask, V vocabulary.
 """
 
 from __future__ import annotations
@@ -10,25 +14,40 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-
-def allowed_tokens(masks: NDArray[np.int32], vocab_size: int, device: torch.device) -> Tensor:
-    """masks: [L, W] int32 on the host. Returns [L, V] bool on `device`; what lies beyond the
-    masks is not allowed. Only the packed form travels to an accelerator."""
-    masks = masks[:, : (vocab_size + 31) // 32]
-    allowed = _on_host(masks) if device.type == "cpu" else _on_device(masks, device)
-    missing = vocab_size - allowed.shape[1]
-    if missing > 0:
-        return torch.nn.functional.pad(allowed, (0, missing), value=False)
-    return allowed[:, :vocab_size]
+Mask = NDArray[np.int32]
 
 
-def _on_host(masks: NDArray[np.int32]) -> Tensor:
+def keep_allowed(row: Tensor, mask: Mask) -> Tensor:
+    """row: [V] float32, not mutated; mask: [W] int32 on the host. Returns [V] with minus infinity
+    where the mask has no bit; what lies beyond the mask is forbidden."""
+    return _by_lists(row, mask) if row.device.type == "cpu" else _by_flags(row, mask)
+
+
+def _by_lists(row: Tensor, mask: Mask) -> Tensor:
+    size = row.numel()
     # Words are little-endian in memory wherever torch runs.
-    octets = np.ascontiguousarray(masks).view(np.uint8)
-    return torch.from_numpy(np.unpackbits(octets, axis=1, bitorder="little")).view(torch.bool)
+    flags = np.unpackbits(np.ascontiguousarray(mask).view(np.uint8), bitorder="little")[:size]
+    if 2 * np.count_nonzero(flags) < flags.size:
+        ids = torch.from_numpy(np.flatnonzero(flags))
+        kept = torch.full_like(row, float("-inf"))
+        kept[ids] = row[ids]
+        return kept
+    kept = row.clone()
+    kept[torch.from_numpy(np.flatnonzero(flags == 0))] = float("-inf")
+    kept[flags.size :] = float("-inf")
+    return kept
 
 
-def _on_device(masks: NDArray[np.int32], device: torch.device) -> Tensor:
-    words = torch.from_numpy(np.ascontiguousarray(masks)).to(device)
-    bits = torch.arange(32, dtype=torch.int32, device=device)
-    return ((words.unsqueeze(-1) >> bits) & 1).bool().flatten(1)
+def _by_flags(row: Tensor, mask: Mask) -> Tensor:
+    words = torch.from_numpy(np.ascontiguousarray(mask)).to(row.device)
+    bits = torch.arange(32, dtype=torch.int32, device=row.device)
+    flags = ((words.unsqueeze(-1) >> bits) & 1).bool().flatten()[: row.numel()]
+    kept = torch.full_like(row, float("-inf"))
+    kept[: flags.numel()] = row[: flags.numel()].masked_fill(~flags, float("-inf"))
+    return kept
+
+
+def allows(mask: Mask, token_id: int) -> bool:
+    """Whether the mask has the token's bit."""
+    word = token_id >> 5
+    return 0 <= word < mask.size and bool((int(mask[word]) >> (token_id & 31)) & 1)

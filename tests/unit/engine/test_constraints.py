@@ -12,7 +12,7 @@ import torch
 
 from osaurus.engine.sampler import Sampled, TokenSampler, sample_rows
 from osaurus.grammar.matcher import GrammarFault
-from osaurus.kernels.token_mask import allowed_tokens
+from osaurus.kernels.token_mask import _by_flags, _by_lists, allows, keep_allowed
 from osaurus.parsing.budget import ThinkingBudget
 from osaurus.types.sampling import SamplingParams
 
@@ -70,18 +70,27 @@ def _one(sampler: TokenSampler, logits: torch.Tensor, num: int = 0) -> int | Non
 
 
 @pytest.mark.parametrize("vocab", [1, 31, 32, 33, 100, 128, 200])
-def test_packed_masks_are_read_alike_on_host_and_device(vocab: int) -> None:
+@pytest.mark.parametrize("density", [0.02, 0.5, 0.98])
+def test_packed_masks_are_read_alike_on_host_and_device(vocab: int, density: float) -> None:
     generator = np.random.default_rng(vocab)
-    masks = generator.integers(-(2**31), 2**31, size=(3, 4), dtype=np.int64).astype(np.int32)
-    want = [
-        [bool((int(row[t >> 5]) >> (t & 31)) & 1) if t < 128 else False for t in range(vocab)]
-        for row in masks
-    ]
-    assert allowed_tokens(masks, vocab, torch.device("cpu")).tolist() == want
-    from osaurus.kernels.token_mask import _on_device
+    flags = (generator.random(128) < density).astype(np.uint8)
+    mask = np.packbits(flags, bitorder="little").view(np.int32)
+    row = torch.randn(vocab, generator=torch.Generator().manual_seed(vocab))
+    kept = flags[:vocab].astype(bool)
+    kept = np.concatenate([kept, np.zeros(max(0, vocab - 128), dtype=bool)])
+    want = torch.where(torch.from_numpy(kept), row, float("-inf"))
+    before = row.clone()
+    assert torch.equal(_by_lists(row, mask), want)
+    assert torch.equal(_by_flags(row, mask), want)
+    assert torch.equal(keep_allowed(row, mask), want)
+    assert torch.equal(row, before), "the given row is left alone"
+    assert [allows(mask, token) for token in range(vocab)] == kept.tolist()
 
-    narrow = _on_device(masks, torch.device("cpu"))[:, :vocab].tolist()
-    assert narrow == [row[:128] for row in want]
+
+def test_equal_logits_go_to_the_lowest_allowed_token() -> None:
+    logits = torch.zeros(VOCAB)
+    assert _one(_sampler(FixedGrammar([5, 9, 60])), logits) == 5
+    assert _one(_sampler(FixedGrammar(range(20, 100))), logits) == 20
 
 
 def test_only_allowed_tokens_are_chosen_with_any_sampling() -> None:
