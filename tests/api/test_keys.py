@@ -30,13 +30,13 @@ def _routes() -> list[Route]:
     return build_app(ChatEngine(ModelRuntime(source)), AppConfig()).routes
 
 
-def _cases() -> list[tuple[str, str]]:
-    """Every method and path that the running app knows, spelled in each of its ways."""
+def _cases(*prefixes: str) -> list[tuple[str, str]]:
+    """Every method and path that the running app knows, plain and with each prefix."""
     found = [
         (method, prefix + re.sub(r"\{[^}]*\}", "x", route.path))
         for route in _routes()
         for method in sorted(route.methods or ())
-        for prefix in ("", "/v1", "/api", "/v1/api", "/anthropic")
+        for prefix in ("", *prefixes)
         if route.path not in _OPEN
     ]
     return [*found, ("GET", "/no/such/path"), ("POST", "/v1/messages/none"), ("HEAD", "/models")]
@@ -57,6 +57,8 @@ def test_no_route_answers_without_a_key_and_every_one_does_with_it(
 ) -> None:
     running, text, _ = keyed
     with httpx2.Client(base_url=running.url) as client:
+        for method, path in _cases("/v1", "/api", "/v1/api", "/anthropic"):
+            assert client.request(method, path).status_code == 401, (method, path)
         for method, path in _cases():
             # A body that would be a 400 shows that it was not looked at.
             body = None if method in ("GET", "HEAD") else b"{"
