@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,7 +115,7 @@ class Client:
         weights = [weight for _, weight in acts]
         while time.monotonic() < until:
             (act,) = self.random.choices(choices, weights)
-            name = act.__name__  # type: ignore[attr-defined]
+            name = act.__name__
             try:
                 outcome = await asyncio.wait_for(act(), PATIENCE_S)
                 self.tally.done[f"{name}: {outcome}"] += 1
@@ -297,7 +297,7 @@ def _counts(held: dict[str, Any]) -> tuple[int, int, int]:
 
 
 @asynccontextmanager
-async def serving(home: Path) -> AsyncIterator[Server]:
+async def serving(home: Path) -> AsyncGenerator[Server]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         str(Path(__file__).with_name("soak_server.py")),
@@ -409,7 +409,7 @@ def leaks(before: dict[str, Any], after: dict[str, Any], health: dict[str, Any])
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -19,7 +19,7 @@ import psutil
 
 from osaurus.runtime.live import LiveSettings
 from osaurus.runtime.load import BundleSource
-from osaurus.server.serve import HttpServer, ServerConfig, tune_process
+from osaurus.server.serve import HttpServer, ServerConfig
 from osaurus.settings.store import SettingsStore
 
 
@@ -71,5 +71,5 @@ async def serve() -> None:
 if __name__ == "__main__":
     level = os.environ.get("SOAK_LOG", "ERROR")
     logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(message)s")
-    tune_process()
+    sys.setswitchinterval(1e-4)
     asyncio.run(serve())

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 
 
 @contextmanager
-def _serve(home: Path, *flags: str, **sections: Any) -> Iterator[tuple[str, list[str]]]:
+def _serve(home: Path, *flags: str, **sections: Any) -> Generator[tuple[str, list[str]]]:
     """A server over a file of those sections: its address, and its log once it has ended."""
     (home / "config").mkdir(parents=True, exist_ok=True)
     (home / "config/server-runtime.json").write_text(json.dumps(sections))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from osaurus.chat.answer_grammar import AnswerGrammar, answer_grammar, shaped_ma
 from osaurus.chat.arguments import ArgumentChecker
 from osaurus.chat.completion import Completion, fold
 from osaurus.chat.embeddings import embed, refuse_embedder
+from osaurus.chat.observer import Observe
 from osaurus.chat.prompt import PreparedPrompt, prepare_prompt
 from osaurus.chat.raw_prompt import prepare_raw
 from osaurus.chat.rules import ChoiceRules
@@ -61,6 +63,7 @@ class ChatEngine:
     ) -> None:
         self.runtime = runtime
         self.live = live
+        self.observe: Observe | None = None
         self._keeps_attribution = keeps_attribution
         self._threads = ModelThreads(_NUM_PROMPT_THREADS, name="osaurus-prompt")
 
@@ -95,6 +98,7 @@ class ChatEngine:
         suppress_progress: bool,
         deadline: Deadline | None,
     ) -> ChatStream:
+        asked_s = time.monotonic()
         held = await self.runtime.acquire(request.model)
         try:
             model = held.model
@@ -144,6 +148,7 @@ class ChatEngine:
                 suppress_progress=suppress_progress,
                 interval=self.runtime.settings.stream_interval,
                 deadline=deadline,
+                observer=None if self.observe is None else self.observe(model.model_id, asked_s),
             )
         except BaseException:
             held.release()

@@ -152,6 +152,9 @@ class EmbeddingEngine:
 
     # What the runtime sees.
 
+    def refusal(self, prompt_tokens: int) -> OsaurusError | None:
+        return None  # whoever embeds looks at the lengths of its texts
+
     def generate(self, request: GenerationRequest) -> list[EventStream]:
         return [_Refusal(request, self._name) for _ in range(request.n)]
 

@@ -27,7 +27,7 @@ def use_one_arena() -> None:
 
     By default each of the first sixteen threads or so gets one of its own, of 64 MB, and
     `malloc_trim` gives back the end of the first heap only: a server whose engines come and go on
-    threads of their own kept 100 MB that nobody used. For programs that own their process.
+    threads of their own kept 100 MB that nobody used. Costs nothing to ask for again.
     """
     libc = glibc()
     if libc is not None:

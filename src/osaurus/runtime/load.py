@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osaurus.errors import InsufficientResources, ModelNotFound, OsaurusError
+from osaurus.kernels.malloc import use_one_arena
 from osaurus.runtime.conventions import Conventions, read_conventions
 from osaurus.runtime.defaults import bundle_sampling
+from osaurus.runtime.embedder import load_embedder, options_for_embedding
 from osaurus.runtime.gate import DeviceGate
 from osaurus.runtime.machine import device_memory, host_memory
 from osaurus.runtime.memory import Limits, LoadPlan
@@ -95,6 +97,7 @@ class BundleSource:
     """
 
     def __init__(self, options: LoadOptions | None = None, *, allow_paths: bool = False) -> None:
+        use_one_arena()  # before threads load and compute: what they free shall go back
         self.options = options or LoadOptions()
         self._allow_paths = allow_paths
         self._by_path: dict[str, str] = {}  # id of a model outside of the roots -> its path
@@ -184,6 +187,8 @@ class BundleSource:
         options = self.options
         try:
             bundle = _opened(listing, options)
+            if bundle.embedding_spec is not None:
+                options = options_for_embedding(options, bundle)
             plan = plan_of(bundle, options, resolve_device(options.device))
         except (OsaurusError, OSError, ValueError):
             return listing.size_bytes
@@ -198,10 +203,15 @@ class BundleSource:
         options = self.options
         device = resolve_device(options.device)
         bundle = _opened(listing, options)
+        if (is_embedder := bundle.embedding_spec is not None):
+            options = options_for_embedding(options, bundle)
         others = sum(size for name, size in self._taken.items() if name != listing.model_id)
         plan = self._last_plan = check_memory(bundle, options, device, others_bytes=others)
         if not plan.allowed:
             raise InsufficientResources(plan.blocking[0])
+        if is_embedder:
+            container = load_embedder(bundle, options, device, self.gate(device))
+            return self._counted(container, plan)
         tokenizer = bundle.load_tokenizer()
         conventions = _conventions_of(bundle, options)
         for note in conventions.formats.notes:
@@ -242,22 +252,30 @@ class BundleSource:
                 stop_texts=bundle.stop_strings,
                 needs_stable_boundary=needs_boundary,
                 admit=partial(check_manifest, folder),
+                device=device,
             )
 
-        def free() -> None:
-            self._taken.pop(listing.model_id, None)
-            weights.free()
-
-        self._taken[listing.model_id] = plan.working_set.total_bytes
-        return ModelContainer(
+        container = ModelContainer(
             model_id=listing.model_id,
             size_bytes=bundle.size_bytes,
             make_engine=weights.make_engine,
             max_batch_size=plan.max_requests if options.fits_batch else None,
             face=face,
-            free=free,
-            working_set_bytes=plan.working_set.total_bytes,
+            free=weights.free,
         )
+        return self._counted(container, plan)
+
+    def _counted(self, container: ModelContainer, plan: LoadPlan) -> ModelContainer:
+        """What the model takes counts at other loads, from now until it is freed."""
+        model_id = container.model_id
+        self._taken[model_id] = plan.working_set.total_bytes
+
+        def free() -> None:
+            self._taken.pop(model_id, None)
+            container.free()
+
+        taken = plan.working_set.total_bytes
+        return replace(container, free=free, working_set_bytes=taken)
 
 
 def _opened(listing: Listing, options: LoadOptions) -> Bundle:

@@ -23,7 +23,6 @@ import uvicorn
 
 from osaurus.chat.service import ChatEngine
 from osaurus.errors import InvalidField, OsaurusError
-from osaurus.kernels.malloc import use_one_arena
 from osaurus.runtime.live import LiveSettings
 from osaurus.runtime.model import ModelSource
 from osaurus.runtime.pool import ModelRuntime
@@ -170,7 +169,7 @@ def run_server(
 
     Raises `InvalidField` for an address that cannot be used.
     """
-    tune_process()
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     server = HttpServer(source, config or ServerConfig())
     asyncio.run(server.serve(on_ready or _print_ready))
 
@@ -178,7 +177,7 @@ def run_server(
 @contextmanager
 def running_server(source: ModelSource, config: ServerConfig) -> Generator[str]:
     """A server on a thread of this process, as long as the block runs; gives its address."""
-    tune_process()
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     server = HttpServer(source, config)
     ready = threading.Event()
     failure: list[BaseException] = []
@@ -201,12 +200,6 @@ def running_server(source: ModelSource, config: ServerConfig) -> Generator[str]:
     finally:
         server.stop()
         thread.join()
-
-
-def tune_process() -> None:
-    """What a process should be that is there to serve; before it starts threads."""
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    use_one_arena()
 
 
 class _GracefulUvicorn(uvicorn.Server):

@@ -13,7 +13,7 @@ import pytest
 from osaurus.engine.core import BatchEngine
 from osaurus.types.cache import CacheConfig
 from osaurus.types.engine import EngineConfig
-from tiny import TokenText, ask, load_tiny, save_tiny
+from tiny import TokenText, ask, info_of, load_tiny, save_tiny
 
 PROMPT = list(range(3, 83))
 
@@ -21,7 +21,9 @@ PROMPT = list(range(3, 83))
 @pytest.fixture(scope="module", params=["llama", "lfm2"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param)
-    layers = {"layer_types": ["conv", "full_attention", "conv"]} if request.param == "lfm2" else {}
+    layers: dict[str, Any] = {}
+    if request.param == "lfm2":
+        layers["layer_types"] = ["conv", "full_attention", "conv"]
     save_tiny(path, request.param, **layers)
     return path
 
@@ -59,10 +61,10 @@ def _engine(
 def _ask(engine: BatchEngine, prompt: list[int] = PROMPT) -> int:
     """One request by hand; how much of it was reused."""
     (stream,) = engine.generate(ask("r", prompt, max_tokens=2))
-    while not stream._mailbox.completed:
+    while not stream._mailbox.completed:  # type: ignore[attr-defined]
         engine.step()
     engine.check()
-    return list(stream)[-1].cached_prompt_tokens
+    return info_of(list(stream)).cached_prompt_tokens
 
 
 @pytest.fixture
@@ -106,21 +108,21 @@ def test_an_engine_that_nobody_asks_forgets_by_itself(folder: Path) -> None:
         time.sleep(0.2)
         assert engine.stats.steps == steps  # and rests: nothing is left to do
         (stream,) = engine.generate(ask("r", PROMPT, max_tokens=2))
-        assert list(stream)[-1].generated_tokens == 2
+        assert info_of(list(stream)).generated_tokens == 2
         engine.shutdown()
 
 
 def test_light_sleep_counts_from_the_last_work(folder: Path, clock: Clock) -> None:
     engine = _engine(folder, cache={}, light_sleep_s=100, clock=clock)
     _ask(engine)
-    assert engine._idle.due_in() == 100
+    assert engine._idle.due_in() == 100  # type: ignore[attr-defined]
     clock.now += 99
     assert _ask(engine) > 0
-    assert engine._idle.due_in() == 100
+    assert engine._idle.due_in() == 100  # type: ignore[attr-defined]
     clock.now += 100
     engine.step()
     assert engine.pool.cached_bytes == 0
-    assert engine._idle.due_in() is None
+    assert engine._idle.due_in() is None  # type: ignore[attr-defined]
     engine.shutdown()
 
 
@@ -129,7 +131,7 @@ def test_as_many_requests_decode_in_one_forward_as_the_setting_says(folder: Path
     answers: list[list[list[Any]]] = []
     for size in (None, 2):
         engine = _engine(folder, cache={}, decode_batch_size=size)
-        original = engine._runner.decode
+        original = engine._runner.decode  # type: ignore[attr-defined]
 
         def decode(spans: Any, original: Any = original) -> Any:
             rows.append(len(spans))
@@ -138,7 +140,7 @@ def test_as_many_requests_decode_in_one_forward_as_the_setting_says(folder: Path
         engine._runner.decode = decode  # type: ignore[method-assign]
         streams = [engine.generate(ask(f"r{i}", PROMPT[i:], max_tokens=6))[0] for i in range(5)]
         rows.clear()
-        while not all(stream._mailbox.completed for stream in streams):
+        while not all(stream._mailbox.completed for stream in streams):  # type: ignore[attr-defined]
             engine.step()
         answers.append([[str(e) for e in s if hasattr(e, "text")] for s in streams])
         assert max(rows) == (5 if size is None else 2)
@@ -152,7 +154,7 @@ def test_as_many_prompts_take_turns_as_the_setting_says(folder: Path) -> None:
         engine = _engine(folder, cache={}, prefill_batch_size=size, prefill_chunk_tokens=16)
         streams = [engine.generate(ask(f"r{i}", PROMPT[i:], max_tokens=1)) for i in range(2)]
         order: list[str] = []
-        original = engine._runner.prefill
+        original = engine._runner.prefill  # type: ignore[attr-defined]
 
         def prefill(span: Any, original: Any = original, order: list[str] = order) -> Any:
             order.append(span.request.request_id)
@@ -161,7 +163,7 @@ def test_as_many_prompts_take_turns_as_the_setting_says(folder: Path) -> None:
         engine._runner.prefill = prefill  # type: ignore[method-assign]
         for _ in range(20):
             engine.step()
-        assert all(stream._mailbox.completed for (stream,) in streams)
+        assert all(stream._mailbox.completed for (stream,) in streams)  # type: ignore[attr-defined]
         orders[size] = order
         engine.shutdown()
     assert orders[None][:4] == ["r0", "r1", "r0", "r1"]
