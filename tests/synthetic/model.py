@@ -52,6 +52,9 @@ class SyntheticModel:
     def nbytes(self) -> int:
         return self._embed.nbytes + self._head.nbytes
 
+    def reads_block_tables(self, kv: Sequence[LayerMemory], *, prefill: bool) -> bool:
+        return False
+
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: Sequence[LayerMemory]) -> ForwardOutput:
         hidden = self._embed[batch.token_ids]

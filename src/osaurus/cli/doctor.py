@@ -145,18 +145,19 @@ def check_kernels() -> Check:
     if find_spec("torch") is None:
         return Check(name="kernels", status="warn", detail="unknown without torch")
     from osaurus.kernels import linear, quant_matmul
+    from osaurus.kernels.native.library import kernel_set, native
 
+    if native().library is not None:
+        return Check(name="kernels", status="pass", detail=f"native, {kernel_set()}")
     layout = quant_matmul.packed_layout()
     dense = str(linear.gemm_dtype()).removeprefix("torch.")
-    if layout is None:
-        return Check(
-            name="kernels",
-            status="warn",
-            detail=f"4-bit weights by unpacking, dense products in {dense}",
-            fix="torch's packed 4-bit kernel does not run here; decoding is several times slower",
-        )
-    detail = f"packed 4-bit products ({layout.tile} rows a tile), dense products in {dense}"
-    return Check(name="kernels", status="pass", detail=detail)
+    weights = "by unpacking" if layout is None else f"packed ({layout.tile} rows a tile)"
+    return Check(
+        name="kernels",
+        status="warn",
+        detail=f"torch's: 4-bit weights {weights}, dense products in {dense}",
+        fix=f"native kernels, several times faster at decoding, are {native().reason}",
+    )
 
 
 def check_settings_file() -> Check:

@@ -21,10 +21,11 @@ def build_batch(
     prefill: bool,
     device: torch.device,
     with_state: bool = False,
+    with_plans: bool = True,
 ) -> ForwardBatch:
     """Pack spans into one forward. A prefill batch holds exactly one span; a decode batch
     asks for the logits of every span that reaches its request's end. `with_state` is for
-    models that have layers with state."""
+    models that have layers with state; without plans the model reads block tables by itself."""
     offsets = np.cumsum([0] + [span.count for span in spans])
     token_ids = [
         span.request.token_at(p)
@@ -32,7 +33,9 @@ def build_batch(
         for p in range(span.first, span.first + span.count)
     ]
     positions = np.concatenate([np.arange(s.first, s.first + s.count) for s in spans])
-    slots = [_slots(spans, index, pool.block_tokens) for index in range(len(pool.groups))]
+    groups = range(len(pool.groups))
+    planned = groups if with_plans else range(0)
+    slots = [_slots(spans, index, pool.block_tokens) for index in planned]
     rows = [
         int(offsets[i + 1]) - 1 for i, span in enumerate(spans) if not prefill and span.reaches_end
     ]
@@ -45,12 +48,14 @@ def build_batch(
         kv_len=tuple(span.first + span.count for span in spans),
         slot_mapping=tuple(torch.from_numpy(s).to(device) for s in slots),
         block_table=tuple(
-            tuple(span.request.tables[index].blocks for span in spans)
-            for index in range(len(pool.groups))
+            tuple(span.request.tables[index].blocks for span in spans) for index in groups
+        ),
+        first_block=tuple(
+            tuple(span.request.tables[index].first_block for span in spans) for index in groups
         ),
         groups=tuple(
             _group_batch(spans, offsets, slots[index], index, pool, prefill, device)
-            for index in range(len(pool.groups))
+            for index in planned
         ),
         logits_rows=torch.tensor(rows, dtype=torch.int64, device=device),
         state_slot=torch.tensor([span.request.state_slot for span in spans], device=device)

@@ -59,4 +59,5 @@ class Runner:
             prefill=prefill,
             device=self._model.device,
             with_state=bool(self._slots.layers),
+            with_plans=not self._model.reads_block_tables(self.memory, prefill=prefill),
         )

@@ -26,6 +26,11 @@ def has_bfloat16_products() -> bool:
     return not isa_flags().isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})
 
 
+def has_amx() -> bool:
+    """Whether bfloat16 matrices are multiplied in tiles here (Intel AMX)."""
+    return "amx_bf16" in isa_flags()
+
+
 def model_name() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():

@@ -92,15 +92,24 @@ class RotaryTable:
         self._factor = factor
         self._table = torch.empty(0, 2, 2 * frequencies.numel(), device=device)
 
+    @property
+    def dims(self) -> int:
+        """Numbers of a head that are rotated."""
+        return self._table.shape[2]
+
+    def up_to(self, last: int) -> Tensor:
+        """[positions, 2, D] float32 for all positions to `last` at least: cos, then signed sin."""
+        while last >= self._table.shape[0]:
+            self._grow()
+        return self._table
+
     def at(self, positions: Tensor, last: int) -> tuple[Tensor, Tensor]:
         """cos and signed sin for rows at `positions` [T] (none past `last`).
 
         Returns two [T, 1, D] float32 tensors; sin is negated on the first half, so that
         `x * cos + swap_halves(x) * sin` rotates.
         """
-        while last >= self._table.shape[0]:
-            self._grow()
-        rows = self._table.index_select(0, positions)
+        rows = self.up_to(last).index_select(0, positions)
         return rows[:, :1], rows[:, 1:]
 
     def _grow(self) -> None:

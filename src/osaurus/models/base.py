@@ -41,8 +41,8 @@ class ForwardBatch:
     """One forward's rows. Host values are tuples; tensors are on the model's device.
 
     `slot_mapping[g][t]` is block * block_tokens + offset of row t in group g;
-    `block_table[g][s]` the blocks of slot s from its `first_block` on. Layers with state update
-    the state in slot `state_slot[s]` in place, by each of the rows in order; the tensor is
+    `block_table[g][s]` the blocks of slot s from its `first_block[g][s]` on. Layers with state
+    update the state in slot `state_slot[s]` in place, by each of the rows in order; the tensor is
     given exactly when the model has such layers. `state_staging` is for drafted rows, whose
     state may have to be taken back. `taps` names layers whose output hidden
     states are wanted; the number of layers names what the last norm makes of the last layer's.
@@ -59,6 +59,7 @@ class ForwardBatch:
     block_table: tuple[tuple[Sequence[int], ...], ...]  # per group, per slot
     groups: tuple[GroupBatch, ...]
     logits_rows: Tensor  # [L] int64
+    first_block: tuple[tuple[int, ...], ...] = ()  # per group, per slot
     state_slot: Tensor | None = None  # [S] int64
     state_staging: Tensor | None = None  # [S] int64
     taps: tuple[int, ...] = ()
@@ -110,6 +111,11 @@ class Model(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes of weights resident."""
+        ...
+
+    def reads_block_tables(self, kv: Sequence[LayerMemory], *, prefill: bool) -> bool:
+        """Whether its batches over that memory shall come without plans of attention, with
+        block tables only."""
         ...
 
     def forward(self, batch: ForwardBatch, kv: Sequence[LayerMemory]) -> ForwardOutput:

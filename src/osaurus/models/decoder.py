@@ -93,6 +93,9 @@ class DecoderModel:
         own = self._embed.nbytes + sum(block.nbytes for block in self._blocks)
         return own + (self._head.nbytes if self._head is not self._embed else 0)
 
+    def reads_block_tables(self, kv: Sequence[LayerMemory], *, prefill: bool) -> bool:
+        return False
+
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: Sequence[LayerMemory]) -> ForwardOutput:
         if batch.embeds is not None:

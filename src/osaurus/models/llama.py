@@ -24,6 +24,7 @@ from osaurus.kernels.paged_attention import decode_attention, prefill_attention
 from osaurus.kernels.rope import RotaryTable, apply_rope, inverse_frequencies
 from osaurus.models.base import ForwardBatch, ForwardOutput, LayerMemory
 from osaurus.models.loading import WeightLoader
+from osaurus.models.native_step import StepLayer, decoder_step
 from osaurus.quant.grouped import GroupedWeight
 from osaurus.quant.linear import Embedding, Linear, fused_linear
 from osaurus.topology.base import AttentionTopology
@@ -134,6 +135,17 @@ class LlamaModel:
             config.max_position_embeddings,
         )
         self._rotary = RotaryTable(frequencies, factor, loader.device)
+        self._step = decoder_step(
+            [
+                layer.describe(window)
+                for layer, window in zip(self._layers, config.windows, strict=True)
+            ],
+            embed=self._embed,
+            norm=self._norm,
+            eps=config.rms_norm_eps,
+            head=self._head,
+            rotary=[self._rotary],
+        )
 
     def _load_head(self, loader: WeightLoader) -> Embedding:
         """The embedding serves as the head when the config ties them. A stored head of other
@@ -163,8 +175,14 @@ class LlamaModel:
         own = self._embed.nbytes + sum(layer.nbytes for layer in self._layers)
         return own + (self._head.nbytes if self._head is not self._embed else 0)
 
+    def reads_block_tables(self, kv: Sequence[LayerMemory], *, prefill: bool) -> bool:
+        return self._step is not None and self._step.can_read(kv, prefill=prefill)
+
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: Sequence[LayerMemory]) -> ForwardOutput:
+        if self._step is not None and not batch.groups:
+            logits, tapped = self._step.run(batch, kv)
+            return ForwardOutput(logits=logits, taps=tapped)
         hidden = batch.embeds if batch.embeds is not None else self._embed(batch.token_ids)
         cos, sin = self._rotary.at(batch.positions, batch.last_position)
         taps: dict[int, Tensor] = {}
@@ -230,6 +248,27 @@ class _Block:
         x = rms_norm(hidden, self._post_norm, self._eps, self._dtype)
         gate, up = self._gate_up(x, small).chunk(2, dim=-1)
         return hidden + self._down(F.silu(gate) * up, small)
+
+    def describe(self, window: int | None) -> StepLayer:
+        """The same layer for a native step."""
+        return StepLayer(
+            heads=self._heads,
+            kv_heads=self._kv_heads,
+            dim=self._dim,
+            window=window,
+            rotary=0,
+            scale=self._scale,
+            eps=self._eps,
+            before_attention=self._input_norm,
+            qkv=self._qkv,
+            q_norm=self._q_norm,
+            k_norm=self._k_norm,
+            out=self._out,
+            before_mlp=self._post_norm,
+            gate_up=self._gate_up,
+            activation="silu",
+            down=self._down,
+        )
 
     def write_kv(
         self, hidden: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch, kv: LayerMemory

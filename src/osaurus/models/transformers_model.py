@@ -100,6 +100,9 @@ class TransformersModel:
         """Whether prompts run one slot a forward."""
         raise NotImplementedError
 
+    def reads_block_tables(self, kv: Sequence[LayerMemory], *, prefill: bool) -> bool:
+        return False
+
     def forward(self, batch: ForwardBatch, kv: Sequence[LayerMemory]) -> ForwardOutput:
         raise NotImplementedError
 

@@ -1,8 +1,9 @@
 """The linear layers models are built from. Each owns its weight form and routes rows.
 
-Decode and verify rows ("small" rows, always first in a batch) go to a kernel whose rows are
-exact whatever their number; prefill rows go to one large bfloat16 product. Dequantizing is
-this layer's affair, never a model's.
+With native kernels all rows take one of them (quant/native.py). Without, decode and verify rows
+("small" rows, always first in a batch) go to a kernel whose rows are exact whatever their number
+and prefill rows to one large bfloat16 product. Dequantizing is this layer's affair, never a
+model's.
 
 Letters: T rows, N output features, K input features, V vocabulary.
 """
@@ -16,8 +17,10 @@ import torch
 from torch import Tensor
 
 from osaurus.kernels.linear import linear_rows
+from osaurus.kernels.native.matrix import NativeMatrix
 from osaurus.quant.dense import DenseLinear, concat_rows
 from osaurus.quant.grouped import GroupedWeight, UndecodedWeight, concat
+from osaurus.quant.native import NativeLinear, can_be_native, native_linear
 from osaurus.quant.packed import HALF_GROUP, PackedLinear, UnpackedLinear, can_pack
 
 #: Logits of this many best tokens are recomputed in float32 (see `QuantizedHead`).
@@ -75,7 +78,7 @@ class ReorderedLinear:
         return self.inner(x.index_select(1, self._order), num_small)
 
 
-QuantizedLinear = PackedLinear | UnpackedLinear
+QuantizedLinear = NativeLinear | PackedLinear | UnpackedLinear
 
 
 def quantized_linear(
@@ -83,12 +86,16 @@ def quantized_linear(
 ) -> QuantizedLinear:
     """The fastest layer this device and processor have that keeps a grouped weight quantized;
     an `order` is the caller's affair."""
+    if can_be_native(weight):
+        return native_linear(weight, bias)
     return PackedLinear(weight, bias) if can_pack(weight) else UnpackedLinear(weight, bias)
 
 
 def is_better_dense(weight: GroupedWeight | UndecodedWeight) -> bool:
     """Whether bfloat16 serves a weight better than its packed form: codes of more than 4 bits
     in groups of 16 would take as many bytes with their scales, and four products."""
+    if can_be_native(weight):
+        return False
     return weight.group_size == HALF_GROUP and weight.bits > 4 and can_pack(weight)
 
 
@@ -109,7 +116,8 @@ def fused_linear(
     if len(groups) == len(weights) and all(groups[0].can_join(other) for other in groups):
         return grouped_linear(concat(groups), _join_biases(weights, biases))
     if len(dense) == len(weights):
-        return DenseLinear(concat_rows(dense), _join_biases(weights, biases))
+        weight, bias = concat_rows(dense), _join_biases(weights, biases)
+        return native_linear(weight, bias) if can_be_native(weight) else DenseLinear(weight, bias)
     return JoinedLinear([fused_linear([w], [b]) for w, b in zip(weights, biases, strict=True)])
 
 
@@ -148,13 +156,13 @@ class DenseEmbedding:
 class QuantizedEmbedding:
     """Token vectors kept as grouped codes; also the head of a model that ties both.
 
-    The packed kernel's output is bfloat16, whose steps (1/8 at 20) make ties and flips among
-    the best tokens. The `REFINED_LOGITS` best are therefore recomputed in float32 from the
+    The output of torch's packed kernel is bfloat16, whose steps (1/8 at 20) make ties and flips
+    among the best tokens. The `REFINED_LOGITS` best are there recomputed in float32 from the
     file's scales, which costs 64 short dot products a row.
     """
 
     def __init__(self, weight: GroupedWeight | UndecodedWeight) -> None:
-        self._linear = quantized_linear(weight)
+        self._linear = PackedLinear(weight) if can_pack(weight) else UnpackedLinear(weight)
 
     def __call__(self, ids: Tensor) -> Tensor:
         """ids [T] int64 to [T, C] float32."""
@@ -172,7 +180,34 @@ class QuantizedEmbedding:
         return self._linear.nbytes
 
 
-Embedding = DenseEmbedding | QuantizedEmbedding
+class NativeEmbedding:
+    """Token vectors in the native kernels' form; also the head of a model that ties both."""
+
+    def __init__(self, matrix: NativeMatrix) -> None:
+        self.matrix = matrix
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """ids [T] int64 to [T, C] float32."""
+        return self.matrix.rows(ids)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [L, C] float32 (normalised) to [L, V] float32."""
+        return self.matrix.linear(hidden, torch.float32)
+
+    @property
+    def nbytes(self) -> int:
+        return self.matrix.nbytes
+
+
+def native_matrices(linear: Linear) -> list[NativeMatrix] | None:
+    """The matrices whose outputs, side by side, are the layer's; None for a layer that is more
+    than that or not native."""
+    parts = linear.parts if isinstance(linear, JoinedLinear) else (linear,)
+    found = [part.matrix for part in parts if isinstance(part, NativeLinear)]
+    return found if len(found) == len(parts) else None
+
+
+Embedding = DenseEmbedding | QuantizedEmbedding | NativeEmbedding
 
 
 def grouped_embedding(weight: GroupedWeight | UndecodedWeight) -> Embedding:
@@ -180,4 +215,6 @@ def grouped_embedding(weight: GroupedWeight | UndecodedWeight) -> Embedding:
     has_order = isinstance(weight, GroupedWeight) and weight.order is not None
     if has_order or is_better_dense(weight):
         return DenseEmbedding(weight.dequantize(torch.bfloat16))
+    if can_be_native(weight):
+        return NativeEmbedding(native_linear(weight).matrix)
     return QuantizedEmbedding(weight)

@@ -11,6 +11,7 @@ import pytest
 from osaurus.cli import doctor
 from osaurus.cli.app import run_command_line
 from osaurus.cli.doctor import Check
+from osaurus.kernels.native.library import Native
 from unit.cli.scripted_server import scripted_server
 
 
@@ -88,6 +89,16 @@ def test_a_missing_torch_is_a_failure_that_says_how_to_get_it(
     assert check.status == "fail"
     assert "scripts/install" in check.fix
     assert doctor.check_kernels().status == "warn"
+
+
+def test_native_kernels_that_are_off_are_named_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reason = "switched off by OSAURUS_NATIVE"
+    monkeypatch.setattr("osaurus.kernels.native.library.native", lambda: Native(None, reason))
+    check = doctor.check_kernels()
+    assert check.status == "warn"
+    assert reason in check.fix
 
 
 def test_a_settings_file_that_is_wrong_fails_and_an_unknown_key_warns(

@@ -11,7 +11,9 @@ import torch
 from osaurus.kernels import openmp
 
 
-@pytest.mark.skipif(openmp._pause_resources() is None, reason="torch brings no libgomp here")
+@pytest.mark.skipif(
+    openmp.team_function("omp_pause_resource_all") is None, reason="torch brings no libgomp here"
+)
 def test_released_workers_are_gone_and_the_next_kernel_brings_them_back() -> None:
     def workers() -> int:
         return len(list(Path("/proc/self/task").iterdir()))

@@ -4,15 +4,20 @@ values, and a decode row's bits are those it has alone.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from osaurus.kernels import quant_matmul
+from osaurus.kernels.native.library import native
 from osaurus.quant.dense import DenseLinear
 from osaurus.quant.grouped import SLAB, GroupedWeight, UndecodedWeight
 from osaurus.quant.linear import (
     DenseEmbedding,
     JoinedLinear,
+    NativeEmbedding,
+    NativeLinear,
     PackedLinear,
     QuantizedEmbedding,
     ReorderedLinear,
@@ -28,6 +33,16 @@ FORMS = [(bits, group) for bits in (2, 3, 4, 5, 6, 8) for group in (16, 32, 64, 
 needs_packing = pytest.mark.skipif(
     quant_matmul.packed_layout() is None, reason="no packed layout on this processor"
 )
+
+
+@pytest.fixture(params=["native", "torch"], autouse=True)
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every claim holds with native kernels and without."""
+    if request.param == "torch":
+        monkeypatch.setattr("osaurus.quant.linear.can_be_native", lambda weight: False)
+    elif native().library is None:
+        pytest.skip(native().reason)
+    return request.param
 
 
 def made(
@@ -86,18 +101,22 @@ def test_a_decode_row_has_the_bits_it_has_alone(bits: int, group: int) -> None:
 
 @needs_packing
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
-def test_what_each_form_takes_in_memory(bits: int) -> None:
-    """Codes of up to 4 bits take 4, others 8; in groups of 16 the latter are better dense."""
+def test_what_each_form_takes_in_memory(bits: int, kernels: str) -> None:
+    """Codes of up to 4 bits take 4, others 8; in groups of 16 torch's form of the latter is
+    better dense."""
     n, k = 64, 1024
     for group in (16, 32, 64):
         weight = made(bits, group, n, k)
         layer = grouped_linear(weight)
-        if bits > 4 and group == 16:
+        codes = n * k * (1 if bits > 4 else 0.5)
+        if kernels == "native":
+            assert isinstance(layer, NativeLinear)
+            assert layer.nbytes == codes + n * k // group * 2 * 2
+        elif bits > 4 and group == 16:
             assert is_better_dense(weight)
             assert isinstance(layer, DenseLinear)
         else:
             assert isinstance(layer, PackedLinear)
-            codes = n * k * (1 if bits > 4 else 0.5)
             assert codes < layer.nbytes <= 2 * n * k
 
 
@@ -111,6 +130,20 @@ def test_scales_are_rounded_around_the_middle_code() -> None:
         error = (got - weight.dequantize(torch.float32)).view(64, 8, 32)
         step = weight.scale.unsqueeze(-1)
         assert ((error / step).mean(dim=-1).abs() < 0.02 + (1 << bits) / 512).all(), bits
+
+
+@pytest.mark.parametrize("bits", [4, 5, 8])
+def test_an_offset_of_so_many_scales_everywhere_is_not_stored(bits: int, kernels: str) -> None:
+    if kernels != "native":
+        pytest.skip("a matter of the native form")
+    weight = made(bits, 32, 128)
+    centred = replace(weight, bias=-(1 << (bits - 1)) * weight.scale)
+    nearly = replace(centred, bias=centred.bias.clone())
+    nearly.bias[-1, -1] += 0.25
+    stored, left = grouped_linear(nearly), grouped_linear(centred)
+    assert stored.nbytes - left.nbytes == 128 * 256 // 32 * 2
+    for layer, wanted in ((stored, nearly), (left, centred)):
+        assert_computes(layer, wanted, torch.zeros(128))
 
 
 def test_projections_of_one_form_fuse_and_others_stand_side_by_side() -> None:
@@ -171,6 +204,6 @@ def test_an_embedding_is_built_from_rows_decoded_in_pieces(
     assert torch.equal(embedding.logits(hidden), whole.logits(hidden))
     ids = torch.tensor([0, 199, 64, 63])
     assert torch.equal(embedding(ids), whole(ids))
-    if isinstance(embedding, QuantizedEmbedding):
+    if isinstance(embedding, QuantizedEmbedding | NativeEmbedding):
         wanted = weight.dequantize(torch.float32)[ids]
         torch.testing.assert_close(embedding(ids), wanted, rtol=1e-6, atol=1e-7)
