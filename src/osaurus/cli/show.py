@@ -10,6 +10,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from osaurus.bundle.bundle import Bundle, open_bundle
+from osaurus.bundle.embedding import ENCODERS
+from osaurus.bundle.embedding import ENCODERS
 from osaurus.bundle.hub import find_model
 from osaurus.bundle.labels import is_mlx
 from osaurus.chat.probes import traits_of
@@ -65,7 +67,7 @@ def show(
         **listing_json(listing),
         "is_mlx": is_mlx(bundle.config),
         "architecture": ", ".join(bundle.config.get("architectures") or ()) or None,
-        "route": _route(bundle.config),
+        "route": _route(bundle),
         "topology": _topology(bundle.config),
         "draft_layers": _draft_layers(bundle),
         "config": {key: bundle.config[key] for key in _CONFIG_KEYS if key in bundle.config},
@@ -78,15 +80,23 @@ def show(
     print(json.dumps(facts, indent=2, default=str) if as_json else _text(facts))
 
 
-def _route(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Who computes it: a family here, or transformers, which alone knows whether it can."""
-    model_type = str(config.get("model_type", ""))
-    if family := FAMILIES.get(model_type):
-        return {"name": "native", "by": f"models/{family}.py", "problem": None}
-    from osaurus.models.transformers_route import class_name
-
+def _route(bundle: Bundle) -> dict[str, Any]:
+    """Who computes it: a family here, or transformers, which alone knows whether it can; for
+    vectors of texts, how a text's become one too."""
+    model_type = str(bundle.config.get("model_type", ""))
+    family = FAMILIES.get(model_type)
     try:
-        return {"name": "transformers", "by": class_name(config), "problem": None}
+        if (spec := bundle.embedding_spec) is not None:
+            family = "bert" if model_type in ENCODERS else family
+            if family is None:
+                raise UnsupportedBundle(f"embeddings of model_type {model_type!r}")
+            by = f"models/{family}.py, pooling {spec.pooling}"
+            return {"name": "embedding", "by": by, "problem": None}
+        if family is not None:
+            return {"name": "native", "by": f"models/{family}.py", "problem": None}
+        from osaurus.models.transformers_route import class_name
+
+        return {"name": "transformers", "by": class_name(bundle.config), "problem": None}
     except UnsupportedBundle as error:
         return {"name": None, "by": None, "problem": error.message}
 

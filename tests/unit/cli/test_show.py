@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import tiny_embedders
 from osaurus.cli.app import run_command_line
 from unit.bundle.made import CHAT, write_folder, write_gguf
 
@@ -112,6 +113,7 @@ _GEMMA = {
                 "route": "native (models/qwen3_next.py)",
             },
         ),
+        ({"model_type": "bert"}, {"route": "native (models/bert.py)"}),
         (
             {"model_type": "gpt_neox"},
             {"route": "transformers (GPTNeoXForCausalLM)", "architecture": "gpt_neox"},
@@ -168,3 +170,14 @@ def test_show_of_a_native_model_imports_no_torch(tmp_path: Path) -> None:
         f"assert run(['show', {str(folder)!r}]) == 0; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+def test_show_says_that_a_model_makes_vectors_and_how(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny_embedders.save_encoder(tmp_path / "made", pooling="cls_token")
+    show(str(tmp_path / "made"))
+    assert "route                embedding (models/bert.py, pooling cls)" in capsys.readouterr().out
+    (tmp_path / "made" / "modules.json").write_text("[]")
+    show(str(tmp_path / "made"))
+    assert "names no Pooling" in capsys.readouterr().out
