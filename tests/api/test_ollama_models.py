@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -17,9 +18,9 @@ import pytest
 
 from osaurus.bundle import download
 from osaurus.bundle.download import RemoteFile
-from osaurus.errors import Cancelled
+from osaurus.errors import Cancelled, InvalidField
 from osaurus.runtime.load import BundleSource, LoadOptions
-from osaurus.server.serve import ServerConfig, running_server
+from osaurus.server.serve import HttpServer, ServerConfig, running_server
 from osaurus.types.runtime import ResidencyPolicy, RuntimeSettings
 from unit.bundle.made import llama_tensors, write_folder, write_gguf
 
@@ -349,3 +350,16 @@ def test_a_pull_that_fails_says_so_in_a_line(client: ollama.Client, hub: FakeHub
     with pytest.raises(ollama.ResponseError, match="has no quantization 'Q2_K'") as caught:
         client.pull("Org/New:Q2_K")
     assert caught.value.status_code == 503
+
+
+def test_a_server_listens_on_a_further_port_too_and_says_which_one_is_taken(models: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(InvalidField, match=f"also: 127.0.0.1:{port} is in use"):
+            HttpServer(BundleSource(), ServerConfig(port=0, also=(port,)))
+    with running_server(BundleSource(), ServerConfig(port=0, also=(port,))) as url:
+        for address in (url, f"http://127.0.0.1:{port}"):
+            with ollama.Client(address) as client:
+                assert len(client.list().models) == 2
+    with pytest.raises(InvalidField, match="also: must be at least 1"):
+        HttpServer(BundleSource(), ServerConfig(port=0, also=(0,)))
