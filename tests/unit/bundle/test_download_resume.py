@@ -111,9 +111,7 @@ def test_a_stopped_pull_is_taken_up_where_it_was_left(
     assert not list((tmp_path / "models--Org--M" / "blobs").glob("*.incomplete"))
 
 
-def test_halves_of_different_files_are_not_joined(
-    ranges: list[str | None], tmp_path: Path
-) -> None:
+def test_halves_of_different_files_are_not_joined(ranges: list[str | None], tmp_path: Path) -> None:
     blobs = tmp_path / "models--Org--M" / "blobs"
     blobs.mkdir(parents=True)
     part = blobs / f"{_SHA}.osaurus.incomplete"
