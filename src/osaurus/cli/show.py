@@ -11,7 +11,6 @@ from cyclopts import Parameter
 
 from osaurus.bundle.bundle import Bundle, open_bundle
 from osaurus.bundle.embedding import ENCODERS
-from osaurus.bundle.embedding import ENCODERS
 from osaurus.bundle.hub import find_model
 from osaurus.bundle.labels import is_mlx
 from osaurus.chat.probes import traits_of
