@@ -113,7 +113,7 @@ _GEMMA = {
                 "route": "native (models/qwen3_next.py)",
             },
         ),
-        ({"model_type": "bert"}, {"route": "native (models/bert.py)"}),
+        ({"model_type": "bert"}, {"route": "embedding (models/bert.py, pooling mean)"}),
         (
             {"model_type": "gpt_neox"},
             {"route": "transformers (GPTNeoXForCausalLM)", "architecture": "gpt_neox"},
@@ -176,8 +176,7 @@ def test_show_says_that_a_model_makes_vectors_and_how(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny_embedders.save_encoder(tmp_path / "made", pooling="cls_token")
-    show(str(tmp_path / "made"))
-    assert "route                embedding (models/bert.py, pooling cls)" in capsys.readouterr().out
+    found = _shown(capsys, tmp_path / "made")
+    assert found["route"] == "embedding (models/bert.py, pooling cls)"
     (tmp_path / "made" / "modules.json").write_text("[]")
-    show(str(tmp_path / "made"))
-    assert "names no Pooling" in capsys.readouterr().out
+    assert "names no Pooling" in _shown(capsys, tmp_path / "made")["route"]
