@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from osaurus.grammar.matcher import compute_masks
-from osaurus.kernels.token_mask import allows, keep_allowed
+from osaurus.kernels.token_mask import allows, best_allowed, keep_allowed
 from osaurus.types.engine import Constraint, TokenRule
 from osaurus.types.sampling import SamplingParams
 
@@ -44,6 +44,10 @@ class Masking:
         """Row [V] of the step's row `index`, with what is forbidden at minus infinity."""
         mask = self.masks.get(index)
         return row if mask is None else keep_allowed(row, mask)
+
+    def best(self, index: int, row: Tensor) -> int:
+        """The largest of what row [V] of the step's row `index` may choose."""
+        return best_allowed(row, self.masks[index])
 
     def forbids(self, index: int, token_id: int) -> bool:
         mask = self.masks.get(index)

@@ -250,7 +250,7 @@ def _largest(logits: Tensor, masking: Masking, plain: Sequence[int]) -> dict[int
     best = dict(zip(plain, rows.argmax(dim=-1).tolist(), strict=True))
     for index, token_id in best.items():
         if masking.forbids(index, token_id):
-            best[index] = int(masking.apply(index, logits[index]).argmax())
+            best[index] = masking.best(index, logits[index])
     return best
 
 

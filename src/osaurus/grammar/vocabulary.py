@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -136,8 +136,13 @@ class _Table:
             data: i for i, data in enumerate(self.tokens) if data and i not in self._special
         }
         self._longest = max(map(len, self._by_bytes), default=1)
+        # Forced text is mostly a schema's own, over and over.
+        self._spelled = lru_cache(maxsize=4096)(self._spell)
 
     def __call__(self, data: bytes) -> Sequence[int]:
+        return self._spelled(data)
+
+    def _spell(self, data: bytes) -> Sequence[int]:
         try:
             text = data.decode()
         except UnicodeDecodeError:

@@ -23,18 +23,38 @@ def keep_allowed(row: Tensor, mask: Mask) -> Tensor:
     return _by_lists(row, mask) if row.device.type == "cpu" else _by_flags(row, mask)
 
 
+def best_allowed(row: Tensor, mask: Mask) -> int:
+    """The largest of the allowed entries of row [V], the lowest id among equals."""
+    if row.device.type == "cpu" and _is_sparse(mask):
+        ids = torch.from_numpy(_ids(mask, row.numel()))
+        return int(ids[row[ids].argmax()])
+    return int(keep_allowed(row, mask).argmax())
+
+
+def _is_sparse(mask: Mask) -> bool:
+    return 2 * np.count_nonzero(mask) < mask.size
+
+
+def _ids(mask: Mask, vocab_size: int) -> NDArray[np.int64]:
+    """The tokens of a mask in order; only the words that have any are unpacked."""
+    words = np.flatnonzero(mask)
+    # Words are little-endian in memory wherever torch runs.
+    flags = np.unpackbits(mask[words].view(np.uint8), bitorder="little").reshape(-1, 32)
+    places, bits = np.nonzero(flags)
+    ids = words[places] * 32 + bits
+    return ids[ids < vocab_size]
+
+
 def _by_lists(row: Tensor, mask: Mask) -> Tensor:
     size = row.numel()
-    # Words are little-endian in memory wherever torch runs.
-    flags = np.unpackbits(np.ascontiguousarray(mask).view(np.uint8), bitorder="little")[:size]
-    if 2 * np.count_nonzero(flags) < flags.size:
-        ids = torch.from_numpy(np.flatnonzero(flags))
+    if _is_sparse(mask):
+        ids = torch.from_numpy(_ids(mask, size))
         kept = torch.full_like(row, float("-inf"))
         kept[ids] = row[ids]
         return kept
     kept = row.clone()
-    kept[torch.from_numpy(np.flatnonzero(flags == 0))] = float("-inf")
-    kept[flags.size :] = float("-inf")
+    kept[torch.from_numpy(_ids(~mask, size))] = float("-inf")
+    kept[32 * mask.size :] = float("-inf")
     return kept
 
 

@@ -12,7 +12,13 @@ import torch
 
 from osaurus.engine.sampler import Sampled, TokenSampler, sample_rows
 from osaurus.grammar.matcher import GrammarFault
-from osaurus.kernels.token_mask import _by_flags, _by_lists, allows, keep_allowed
+from osaurus.kernels.token_mask import (
+    _by_flags,
+    _by_lists,
+    allows,
+    best_allowed,
+    keep_allowed,
+)
 from osaurus.parsing.budget import ThinkingBudget
 from osaurus.types.sampling import SamplingParams
 
@@ -84,6 +90,8 @@ def test_packed_masks_are_read_alike_on_host_and_device(vocab: int, density: flo
     assert torch.equal(_by_flags(row, mask), want)
     assert torch.equal(keep_allowed(row, mask), want)
     assert torch.equal(row, before), "the given row is left alone"
+    if kept.any():
+        assert best_allowed(row, mask) == int(want.argmax())
     assert [allows(mask, token) for token in range(vocab)] == kept.tolist()
 
 
