@@ -45,9 +45,7 @@ def test_every_encoder_family_gives_transformers_vectors(tmp_path: Path, family:
 
 @pytest.mark.parametrize("pooling", ["cls_token", "mean_tokens", "max_tokens", "lasttoken"])
 @pytest.mark.parametrize("normalizes", [True, False])
-def test_pooling_and_length_are_the_bundles(
-    tmp_path: Path, pooling: str, normalizes: bool
-) -> None:
+def test_pooling_and_length_are_the_bundles(tmp_path: Path, pooling: str, normalizes: bool) -> None:
     model = tiny_embedders.save_encoder(tmp_path, pooling=pooling, normalizes=normalizes)
     found = vectors(tmp_path, TEXTS)
     for vector, ids in zip(found, TEXTS, strict=True):
