@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from osaurus.engine.core import BatchEngine
+from osaurus.kernels.token_mask import best_allowed, keep_allowed
 from osaurus.quant import gguf as blocks
 from osaurus.quant.linear import UnpackedLinear, quantized_linear
 from osaurus.types.engine import EngineConfig
@@ -40,6 +41,54 @@ FAMILIES: dict[str, dict[str, Any]] = {
         moe_intermediate_size=32,
         shared_expert_intermediate_size=64,
     ),
+    "gemma3": dict(
+        family="gemma3_text",
+        head_dim=32,
+        sliding_window=24,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    "qwen3_moe": dict(
+        family="qwen3_moe",
+        head_dim=16,
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=64,
+        norm_topk_prob=True,
+    ),
+    "glm4_moe": dict(
+        family="glm4_moe",
+        head_dim=32,
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=32,
+        n_group=4,
+        topk_group=2,
+        use_qk_norm=True,
+    ),
+    "deepseek_v3": dict(
+        family="deepseek_v3",
+        num_key_value_heads=6,
+        q_lora_rank=48,
+        kv_lora_rank=32,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=24,
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=32,
+        n_group=4,
+        topk_group=2,
+        first_k_dense_replace=1,
+    ),
+    "smollm3": dict(family="smollm3", no_rope_layers=[1, 0, 1], pad_token_id=0),
+    "olmo3": dict(
+        family="olmo3",
+        sliding_window=24,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    "phi3": dict(family="phi3", pad_token_id=0),
+    "ernie4_5": dict(family="ernie4_5", head_dim=16),
+    "cohere2": dict(family="cohere2", sliding_window=24, pad_token_id=0),
 }
 PROMPTS = [list(range(3 + i, 3 + i + n)) for i, n in enumerate((40, 1, 2, 77, 130, 16, 17, 33))]
 
@@ -69,7 +118,7 @@ def test_float32_greedy_tokens_equal_those_of_transformers(family: str, tmp_path
     engine.check()
 
 
-@pytest.mark.parametrize("family", ["llama", "lfm2", "qwen3_next"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "deepseek_v3", "lfm2", "qwen3_next"])
 @pytest.mark.parametrize("mode", ["float32", "bfloat16"])
 def test_requests_together_get_the_tokens_they_get_alone(
     mode: str, family: str, tmp_path: Path
@@ -103,3 +152,16 @@ def test_quantized_weights_compute_on_the_device() -> None:
     x = torch.randn(5, 256, device="cuda").bfloat16()
     wanted = x.float() @ weight.dequantize(torch.float32).t()
     assert (linear(x, 5).float() - wanted).norm() / wanted.norm() < 1e-2
+
+
+@pytest.mark.parametrize("vocab", [1, 31, 33, 1000, 49152])
+def test_a_packed_mask_forbids_the_same_tokens_as_on_the_host(vocab: int) -> None:
+    rng = np.random.default_rng(vocab)
+    row = torch.randn(vocab)
+    for density in (0.02, 0.5, 0.98):
+        flags = rng.random(32 * (vocab // 32 + 1)) < density
+        flags[rng.integers(vocab)] = True
+        mask = np.packbits(flags, bitorder="little").view(np.int32)
+        wanted = keep_allowed(row, mask)
+        assert torch.equal(keep_allowed(row.cuda(), mask).cpu(), wanted)
+        assert best_allowed(row.cuda(), mask) == int(wanted.argmax())
