@@ -31,7 +31,9 @@ def test_the_first_piece_goes_at_once_and_what_is_no_text_flushes() -> None:
 
 @pytest.mark.parametrize("interval", [2, 3, 100])
 def test_no_text_and_no_logprob_is_lost(interval: int) -> None:
-    logprobs = [TokenLogprob(i, str(i), b"%d" % i, -1.0) for i in range(7)]
+    logprobs = [
+        TokenLogprob(token_id=i, text=str(i), data=b"%d" % i, logprob=-1.0) for i in range(7)
+    ]
     events: list[RuntimeEvent] = [Chunk(str(i), (one,)) for i, one in enumerate(logprobs)]
     chunks = [out for out in _passed(interval, [*events, INFO]) if isinstance(out, Chunk)]
     assert "".join(chunk.text for chunk in chunks) == "0123456"
