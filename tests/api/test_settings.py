@@ -21,7 +21,7 @@ from osaurus.server import auth
 from osaurus.server.serve import ServerConfig, running_server
 from osaurus.settings.keys import seal
 from osaurus.settings.load import Flag
-from osaurus.settings.schema import BY_KEY, SETTINGS
+from osaurus.settings.schema import BY_KEY
 from osaurus.settings.store import SettingsStore
 from osaurus.types.engine import GenerationRequest
 from tiny import save_tiny
@@ -414,12 +414,3 @@ def test_a_programs_own_model_names_are_those_that_the_setting_says(
 def test_an_alias_that_cannot_be_meant_is_refused(alias: str) -> None:
     with pytest.raises(InvalidField, match="NAME=MODEL"):
         BY_KEY["models.aliases"].check([alias])
-
-
-def test_every_live_setting_is_tried() -> None:
-    """Here, or with the places (`unit/settings/test_places.py`)."""
-    text = Path(__file__).read_text()
-    live = [one for one in SETTINGS if one.is_used and one.live == "live"]
-    missing = [one.key for one in live if one.path[-1] not in text and one.path[0] != "models"]
-    assert missing == []
-    assert BY_KEY["models.directory"].live == "live"
