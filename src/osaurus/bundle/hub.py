@@ -95,7 +95,14 @@ def find_model(
             return _only_one(name, candidates)
     if allow_paths and (listing := _by_path(name, explicit_only=False)) is not None:
         return listing
+    if allow_paths and looks_like_path(name):
+        raise ModelNotFound(name, "there is neither a folder nor a .gguf file at that path")
     raise ModelNotFound(name or "default", _hint(wanted, models))
+
+
+def looks_like_path(name: str) -> bool:
+    """Whether `name` can be nothing but a path, be something there or not."""
+    return name.startswith((".", "~", os.sep)) or Path(name).is_absolute()
 
 
 def is_path(name: str) -> bool:
@@ -151,8 +158,7 @@ def _hint(wanted: str, models: list[ModelListing]) -> str:
 
 def _by_path(name: str, *, explicit_only: bool) -> ModelListing | None:
     """A path: one that looks like it at once, any other only after the ids."""
-    looks_like_path = name.startswith((".", "~", os.sep)) or Path(name).is_absolute()
-    if not name.strip() or (explicit_only and not looks_like_path):
+    if not name.strip() or (explicit_only and not looks_like_path(name)):
         return None
     path = Path(name).expanduser()
     if path.is_file():

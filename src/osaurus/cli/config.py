@@ -38,7 +38,7 @@ _WHEN = {
 
 @config.command
 def get(key: str, /, *, as_json: Json = False) -> None:
-    """Print the value that holds.
+    """Print the value that holds; where it is from is said beside it.
 
     Parameters
     ----------
@@ -46,7 +46,11 @@ def get(key: str, /, *, as_json: Json = False) -> None:
         A setting, such as network.port.
     """
     one = _load(SettingsStore()).resolved[setting_called(key).key]
-    print(json.dumps(_row_json(one), indent=2) if as_json else _shown(one))
+    if as_json:
+        print(json.dumps(_row_json(one), indent=2))
+        return
+    print(_shown(one))
+    say(f"from {_origin(one)}")
 
 
 @config.command(name="set")

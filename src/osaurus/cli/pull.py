@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from osaurus.bundle.hub import find_model
+from osaurus.bundle.hub import find_model, looks_like_path
 from osaurus.bundle.progress import PullProgress
 from osaurus.bundle.pull import Pull, plan_pull
 from osaurus.bundle.wheel_table import find_wheel_model
@@ -65,7 +65,8 @@ def offer_pull(model: str, *, assume_yes: bool) -> None:
     except AmbiguousModel:
         raise
     except ModelNotFound:
-        if find_wheel_model(model) is None and model.partition(":")[0].count("/") != 1:
+        is_repository = model.partition(":")[0].count("/") == 1 and not looks_like_path(model)
+        if find_wheel_model(model) is None and not is_repository:
             raise
         plan = plan_pull(model)
         size = human_bytes(plan.download_bytes)

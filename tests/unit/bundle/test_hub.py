@@ -359,6 +359,7 @@ def test_a_path_without_a_model_is_listed_with_what_it_lacks(tmp_path: Path) -> 
         ("Org/Unknown", "osaurus pull org/unknown"),
         ("my-modle", "did you mean 'Org/My-Model'"),
         ("xyz", "osaurus list"),
+        ("./gone", "neither a folder nor a .gguf file at that path"),
     ],
 )
 def test_a_name_that_is_not_found_says_what_to_do(tmp_path: Path, name: str, hint: str) -> None:

@@ -46,10 +46,10 @@ def test_set_get_and_unset(path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert err == "generation.topK is 7, from the next request on\n"
     assert json.loads(path.read_text())["generation"] == {"topK": 7}
     assert json.loads(path.read_text())["concurrency"] == {"maxConcurrentSequences": "auto"}
-    assert _run(capsys, "get", "generation.topK") == (0, "7\n", "")
+    assert _run(capsys, "get", "generation.topK") == (0, "7\n", "from file\n")
     assert _run(capsys, "unset", "generation.topK")[0] == 0
     assert "generation" not in json.loads(path.read_text())
-    assert _run(capsys, "get", "generation.topK") == (0, "null\n", "")
+    assert _run(capsys, "get", "generation.topK") == (0, "null\n", "from default\n")
 
 
 @pytest.mark.parametrize(
@@ -101,6 +101,7 @@ def test_what_wins_over_the_file_is_said(
     _, _, err = _run(capsys, "set", "network.port", "9")
     assert "OSAURUS_SERVER__PORT is set here and wins over the file" in err
     assert json.loads(path.read_text())["network"] == {"port": 9}
+    assert _run(capsys, "get", "network.port") == (0, "5\n", "from OSAURUS_SERVER__PORT\n")
     said = _run(capsys, "set", "mtp.mode", "off")[2]
     assert "without effect here: No drafter runs yet" in said
 

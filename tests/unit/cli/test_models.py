@@ -157,6 +157,9 @@ def test_without_a_yes_or_a_terminal_nothing_is_fetched(
 def test_a_name_that_nothing_can_be_fetched_for_is_not_offered(fetched: list[str]) -> None:
     with pytest.raises(ModelNotFound):
         offer_pull("nonsense", assume_yes=True)
+    for path in ("./gone", "~/gone", "../gone"):
+        with pytest.raises(ModelNotFound, match="neither a folder nor a"):
+            offer_pull(path, assume_yes=True)
     assert fetched == []
 
 
