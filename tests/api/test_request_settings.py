@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from api.conftest import Running, Start
-from api.scripted_engine import Hold, Say, Script, ScriptedEngine, ScriptedSource, Step
+from api.scripted_engine import Hold, Say, Script, ScriptedEngine, ScriptedSource
 from osaurus.runtime.live import LiveSettings
 from osaurus.server.serve import ServerConfig
 from osaurus.settings.store import SettingsStore
@@ -36,6 +36,8 @@ class Served:
         self.path = path
         source = ScriptedSource(
             {"m": ScriptedEngine(script), "other": ScriptedEngine()},
+            sizes={"m": 60, "other": 50},
+            memory=200,
             make_engine=lambda name: ScriptedEngine(script),
         )
         source.last_plan = None  # type: ignore[attr-defined]
@@ -195,3 +197,51 @@ def test_deep_sleep_unloads_sooner_than_residency_and_never_later(serve: Serve) 
     assert 40 < (remaining(autoSleepEnabled=True, deepSleepAfterSeconds=50) or 0) <= 50
     assert (remaining(autoSleepEnabled=True, deepSleepAfterSeconds=5000) or 0) > 290
     assert (remaining(autoSleepEnabled=False, deepSleepAfterSeconds=50) or 0) > 290
+
+
+def test_models_make_room_as_the_policy_and_its_threshold_say(serve: Serve) -> None:
+    served = serve()
+
+    def stay(**residency: Any) -> list[str]:
+        served.write(residency=residency)
+        served.post("/admin/unload")
+        assert [served.ask(name).status_code for name in ("m", "other")] == [200, 200]
+        return served.loaded()
+
+    several = "manual_multi_model"
+    assert stay() == stay(evictionPolicy="strict_single_model") == ["other"]
+    assert stay(evictionPolicy=several) == ["m", "other"]
+    # 110 of 200 bytes: within four fifths, not within half; the hard threshold is one too.
+    assert stay(evictionPolicy=several, loadRAMSoftThreshold=0.5) == ["other"]
+    assert stay(evictionPolicy=several, loadRAMHardThreshold=0.5) == ["other"]
+
+
+def test_an_idle_model_stays_as_long_as_the_setting_says(serve: Serve) -> None:
+    served = serve()
+
+    def remaining(**residency: Any) -> int | None:
+        served.write(residency=residency)
+        served.ask()
+        _until(lambda: httpx2.get(f"{served.running.url}/health").json()["inflight"] == {})
+        (row,) = httpx2.get(f"{served.running.url}/health").json()["resident_models"]
+        return row["idle_seconds_remaining"]
+
+    assert 890 < (remaining() or 0) <= 900
+    assert 50 < (remaining(seconds=60) or 0) <= 60
+    assert remaining(mode="never", seconds=60) is None
+    served.write(residency={"mode": "immediately"})
+    served.ask()
+    _until(lambda: served.loaded() == [])
+
+
+def test_an_answer_that_repeats_itself_is_flagged_as_soon_as_the_setting_says_so(
+    serve: Serve,
+) -> None:
+    served = serve(lambda request, index: [Say("so it goes on " * 14)])
+
+    def remarks() -> dict[str, Any]:
+        return served.ask().json()["choices"][0].get("osaurus", {})
+
+    assert remarks() == {}
+    served.write(guardrails={"degenerationDetection": True})
+    assert remarks() == {"degeneration": "repeated_phrase"}

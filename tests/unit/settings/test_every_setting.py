@@ -15,7 +15,8 @@ TESTS = Path(__file__).resolve().parents[2]
 _ENGINE = "unit/runtime/test_settings_run.py::test_the_engine_runs_as_the_setting_says"
 _SAMPLING = "api/test_settings.py::test_sampling_is_the_requests_then_the_users_then_the_bundles"
 _BATCH = "api/test_settings.py::test_the_batch_size_changes_with_the_next_request_and_no_load"
-_RESIDENCY = "api/test_settings.py::test_residency_and_guardrails_reach_the_runtime"
+_STAYS = "api/test_request_settings.py::test_an_idle_model_stays_as_long_as_the_setting_says"
+_ROOM = "api/test_request_settings.py::test_models_make_room_as_the_policy_and_its_threshold_say"
 _SOCKET = "api/test_serve_settings.py::"
 _KEY = "test_a_key_of_the_file_opens_the_server_and_this_machine_needs_none_if_trusted"
 _REQUESTS = "api/test_request_settings.py::"
@@ -109,14 +110,16 @@ PROOFS = {
         _LOADS + "test_the_users_fraction_counts_instead_of_the_modes"
     ),
     "memorySafety.customAllocatorCacheBytes": _LOADS + "test_an_allocator_keeps_what_it_may",
-    "residency.evictionPolicy": _RESIDENCY,
-    "residency.mode": _RESIDENCY,
-    "residency.seconds": _RESIDENCY,
-    "residency.loadRAMSoftThreshold": _RESIDENCY,
+    "residency.evictionPolicy": _ROOM,
+    "residency.mode": _STAYS,
+    "residency.seconds": _STAYS,
+    "residency.loadRAMSoftThreshold": _ROOM,
     "residency.loadRAMHardThreshold": (
         "api/test_health_details.py::test_the_thresholds_judge_the_load_that_was_tried_last"
     ),
-    "guardrails.degenerationDetection": _RESIDENCY,
+    "guardrails.degenerationDetection": (
+        _REQUESTS + "test_an_answer_that_repeats_itself_is_flagged_as_soon_as_the_setting_says_so"
+    ),
     "models.directory": (
         "unit/settings/test_places.py::test_the_file_names_the_directory_and_the_environment_wins"
     ),
