@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -123,3 +124,19 @@ def test_a_process_prints_one_ready_line_and_ends_by_itself_when_told(
     assert rest == ""
     assert complaints == ""
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_on_a_kept_connection_does_not_wait_for_acknowledgements(stream: bool) -> None:
+    source = ScriptedSource({"m": ScriptedEngine()})
+    took_s: list[float] = []
+    with (
+        running_server(source, ServerConfig(port=0, drain_s=0.2)) as url,
+        httpx2.Client(base_url=url) as client,
+    ):
+        for _ in range(10):
+            began_s = time.monotonic()
+            client.post("/v1/chat/completions", json={**BODY, "stream": stream})
+            took_s.append(time.monotonic() - began_s)
+    # A second small segment that waits for the first to be acknowledged takes 40 ms each time.
+    assert min(took_s[1:]) < 0.03

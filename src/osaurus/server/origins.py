@@ -68,7 +68,7 @@ class OriginPolicy:
     def _allows(self, origin: str, *, is_guarded: bool) -> bool:
         if any(char in origin for char in "\r\n"):
             return False
-        if is_loopback(urlsplit(origin).hostname or "") or origin in self.cors_origins:
+        if is_loopback(_origin_host(origin)) or origin in self.cors_origins:
             return True
         return "*" in self.cors_origins and not is_guarded
 
@@ -118,6 +118,14 @@ def _is_guarded(scope: Scope) -> bool:
     path = normalize(scope["path"]).path  # `/v1/admin` is the same place
     is_admin = path in ("/admin", "/pull", "/delete") or path.startswith("/admin/")
     return scope["method"] == "PUT" or is_admin
+
+
+def _origin_host(origin: str) -> str:
+    """Empty for what is no address."""
+    try:
+        return urlsplit(origin).hostname or ""
+    except ValueError:
+        return ""
 
 
 def _host_name(host: str) -> str:

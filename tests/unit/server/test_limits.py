@@ -1,6 +1,7 @@
 """Limits that are seen before anything reads the request."""
 
 import asyncio
+import time
 
 import pytest
 from hypothesis import given
@@ -84,3 +85,12 @@ def test_admission_counts_and_gives_back_on_every_exit() -> None:
     with pytest.raises(ZeroDivisionError), admission.slot():
         _ = 1 / 0
     assert admission.active == 0
+
+
+def test_a_string_that_never_ends_costs_no_more_than_one_that_does() -> None:
+    opened = b"[" + b"[]," * 300
+    began_s = time.process_time()
+    check_json_depth(opened + b'"' + b'\\"' * 1_000_000)
+    assert time.process_time() - began_s < 2
+    with pytest.raises(InvalidField, match="256"):
+        check_json_depth(b'"\\"[" ' + b"[" * 257 + b'"[')

@@ -64,7 +64,14 @@ def test_origins_of_this_machine_are_echoed(origin: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "origin", ["https://evil.example", "null", "http://localhost.evil.example"]
+    "origin",
+    [
+        "https://evil.example",
+        "null",
+        "http://localhost.evil.example",
+        "http://[::1",  # no address at all
+        "http://[",
+    ],
 )
 def test_a_foreign_origin_may_at_most_send_a_blind_get(origin: str) -> None:
     assert LOCAL.check(_scope("GET", origin=origin)) == []

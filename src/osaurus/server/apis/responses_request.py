@@ -223,12 +223,13 @@ def _allowed(choice: Mapping[str, Any], tools: tuple[Tool, ...]) -> _Choice:
         raise InvalidField("tool_choice.mode", f"must be auto or required, got {str(mode)[:40]!r}")
     if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
         raise InvalidField("tool_choice.tools", "must be an array of tools")
-    names = {one.get("name") for one in listed if one.get("type") == "function"}
-    unknown = names - {tool.name for tool in tools}
-    if unknown:
-        raise InvalidField(
-            "tool_choice.tools", f"names {str(unknown.pop())[:64]!r}, which is not among tools"
-        )
+    names = [one.get("name") for one in listed if one.get("type") == "function"]
+    known = [tool.name for tool in tools]  # a name of the client's may be any JSON
+    for name in names:
+        if name not in known:
+            raise InvalidField(
+                "tool_choice.tools", f"names {str(name)[:64]!r}, which is not among tools"
+            )
     allowed = tuple(tool for tool in tools if tool.name in names)
     if mode == "required" and not allowed:
         raise InvalidField("tool_choice.tools", "must allow a function when a call is required")
