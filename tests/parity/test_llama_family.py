@@ -1,7 +1,7 @@
 """Claim: in float32, our native Llama family computes what transformers computes.
 
 Logits are compared along the whole sequence, fed as prefill chunks and decode rows through
-the engine's own runner. That batching changes nothing is claimed elsewhere.
+the engine's own runner. Answers in company and from a prefix: `test_native_families.py`.
 """
 
 from __future__ import annotations

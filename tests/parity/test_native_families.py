@@ -1,4 +1,4 @@
-"""Claims about every native family but Llama's, on small random models.
+"""Claims about every native family that keeps nothing but keys and values, on small random models.
 
 float32: greedy tokens and logits are those of transformers, alone, in company, with prompts
 cut at odd places, and resumed from a prefix. Shipped mode: a request's logits are the same
@@ -21,6 +21,13 @@ from tiny import TokenText, ask, info_of, load_tiny, save_tiny, tokens_of
 
 #: family and what its config changes; several of a kind where flags change the network.
 VARIANTS: dict[str, dict[str, Any]] = {
+    # What flags and rotary scalings change in this family: `test_llama_family.py`.
+    "llama": dict(family="llama"),
+    "mistral window": dict(family="mistral", head_dim=16, sliding_window=40),
+    "qwen2 window": dict(
+        family="qwen2", use_sliding_window=True, sliding_window=33, max_window_layers=1
+    ),
+    "qwen3": dict(family="qwen3", head_dim=16),
     "gemma3": dict(
         family="gemma3_text",
         head_dim=32,

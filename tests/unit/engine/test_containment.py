@@ -163,8 +163,17 @@ def test_a_cancel_is_settled_while_the_device_is_someone_elses(model: Model) -> 
 
 
 def test_a_running_engine_says_how_fast_it_is(model: Model) -> None:
-    engine = _engine(model)
-    _events(engine, count=60)
-    rate = engine.capacity_snapshot().tokens_per_second
-    assert rate is None or rate >= 0
+    now_s = 0.0
+    engine = _engine(model, start=False, clock=lambda: now_s)
+    assert engine.capacity_snapshot().tokens_per_second is None
+    (stream,) = engine.generate(ask("r", PROMPT, max_tokens=60))
+    for _ in range(50):
+        engine.step()
+        now_s += 0.05
+    assert engine.capacity_snapshot().tokens_per_second == pytest.approx(20, rel=0.1)
+    now_s += 10
+    assert engine.capacity_snapshot().tokens_per_second == 0
+    engine.cancel("r")
+    engine.step()
+    assert info_of(list(stream)).stop_reason == "cancelled"
     engine.shutdown()
