@@ -1,8 +1,7 @@
 """A row of logits without the tokens that a packed mask forbids: 32 tokens a word, lowest first.
 
-Most masks allow either a few tokens or nearly all, so on the host the shorter list is written
-token by token: filling a row by flags takes ten times as long. An accelerator unpacks the words
-itself, and only those travel to it.
+On the host numpy does it in some 50 us for 49,152 tokens; torch's `masked_fill` takes 250 there.
+An accelerator unpacks the words itself, and only those travel to it.
 
 Letters: W words of a mask, V vocabulary.
 """
@@ -20,45 +19,27 @@ Mask = NDArray[np.int32]
 def keep_allowed(row: Tensor, mask: Mask) -> Tensor:
     """row: [V] float32, not mutated; mask: [W] int32 on the host. Returns [V] with minus infinity
     where the mask has no bit; what lies beyond the mask is forbidden."""
-    return _by_lists(row, mask) if row.device.type == "cpu" else _by_flags(row, mask)
+    if row.device.type == "cpu":
+        return torch.from_numpy(_on_host(row, mask))
+    return _on_device(row, mask)
 
 
 def best_allowed(row: Tensor, mask: Mask) -> int:
-    """The largest of the allowed entries of row [V], the lowest id among equals."""
-    if row.device.type == "cpu" and _is_sparse(mask):
-        ids = torch.from_numpy(_ids(mask, row.numel()))
-        return int(ids[row[ids].argmax()])
-    return int(keep_allowed(row, mask).argmax())
+    """The largest of the allowed entries of row [V], the lowest id among equals. Row has no NaN."""
+    if row.device.type == "cpu":
+        return int(_on_host(row, mask).argmax())
+    return int(_on_device(row, mask).argmax())
 
 
-def _is_sparse(mask: Mask) -> bool:
-    return 2 * np.count_nonzero(mask) < mask.size
-
-
-def _ids(mask: Mask, vocab_size: int) -> NDArray[np.int64]:
-    """The tokens of a mask in order; only the words that have any are unpacked."""
-    words = np.flatnonzero(mask)
+def _on_host(row: Tensor, mask: Mask) -> NDArray[np.float32]:
     # Words are little-endian in memory wherever torch runs.
-    flags = np.unpackbits(mask[words].view(np.uint8), bitorder="little").reshape(-1, 32)
-    places, bits = np.nonzero(flags)
-    ids = words[places] * 32 + bits
-    return ids[ids < vocab_size]
+    flags = np.unpackbits(np.ascontiguousarray(mask).view(np.uint8), bitorder="little")
+    if flags.size < row.numel():
+        flags = np.pad(flags, (0, row.numel() - flags.size))
+    return np.where(flags[: row.numel()].view(np.bool_), row.numpy(), np.float32(-np.inf))
 
 
-def _by_lists(row: Tensor, mask: Mask) -> Tensor:
-    size = row.numel()
-    if _is_sparse(mask):
-        ids = torch.from_numpy(_ids(mask, size))
-        kept = torch.full_like(row, float("-inf"))
-        kept[ids] = row[ids]
-        return kept
-    kept = row.clone()
-    kept[torch.from_numpy(_ids(~mask, size))] = float("-inf")
-    kept[32 * mask.size :] = float("-inf")
-    return kept
-
-
-def _by_flags(row: Tensor, mask: Mask) -> Tensor:
+def _on_device(row: Tensor, mask: Mask) -> Tensor:
     words = torch.from_numpy(np.ascontiguousarray(mask)).to(row.device)
     bits = torch.arange(32, dtype=torch.int32, device=row.device)
     flags = ((words.unsqueeze(-1) >> bits) & 1).bool().flatten()[: row.numel()]
