@@ -19,6 +19,7 @@ from osaurus.models.base import ForwardBatch, ForwardOutput, LayerMemory
 from osaurus.models.fields import DecoderConfig
 from osaurus.models.layers import RmsNorm, load_head
 from osaurus.models.loading import WeightLoader
+from osaurus.models.native_step import DecoderStep
 from osaurus.quant.linear import Embedding
 from osaurus.topology.base import LayerTopology
 
@@ -54,7 +55,8 @@ class DecoderModel:
     """Implements `models.base.Model`.
 
     `norm` maps [L, C] float32 to the same; `embed_scale` multiplies the embedding;
-    `finish` maps logits [L, V] to those the model is defined by.
+    `finish` maps logits [L, V] to those the model is defined by; `step`, where there is one,
+    runs all of it natively.
     """
 
     reads_coded_kv = True
@@ -72,6 +74,7 @@ class DecoderModel:
         rotary: Sequence[RotaryTable],
         embed_scale: float = 1.0,
         finish: Callable[[Tensor], Tensor] | None = None,
+        step: DecoderStep | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self.max_context_tokens = max_context_tokens
@@ -83,6 +86,7 @@ class DecoderModel:
         self._rotary = tuple(rotary)
         self._embed_scale = embed_scale
         self._finish = finish
+        self._step = step
 
     @property
     def layers_topology(self) -> tuple[LayerTopology, ...]:
@@ -94,10 +98,12 @@ class DecoderModel:
         return own + (self._head.nbytes if self._head is not self._embed else 0)
 
     def reads_block_tables(self, kv: Sequence[LayerMemory], *, prefill: bool) -> bool:
-        return False
+        return self._step is not None and self._step.can_read(kv, prefill=prefill)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: Sequence[LayerMemory]) -> ForwardOutput:
+        if self._step is not None and not batch.groups:
+            return self._forward_natively(self._step, batch, kv)
         if batch.embeds is not None:
             hidden = batch.embeds  # scaled already, by whoever made them
         else:
@@ -121,6 +127,20 @@ class DecoderModel:
         rows = hidden.index_select(0, batch.logits_rows)
         logits = self._head.logits(self._norm(rows, torch.float32))
         return ForwardOutput(logits=self._finish(logits) if self._finish else logits, taps=taps)
+
+    def _forward_natively(
+        self, step: DecoderStep, batch: ForwardBatch, kv: Sequence[LayerMemory]
+    ) -> ForwardOutput:
+        last = len(self._blocks) - 1
+        wants_normed = last + 1 in batch.taps
+        wanted = {tap for tap in batch.taps if tap <= last} | ({last} if wants_normed else set())
+        logits, taps = step.run(batch, kv, sorted(wanted))
+        if wants_normed:
+            taps[last + 1] = self._norm(taps[last], torch.float32)
+        taps = {tap: taps[tap] for tap in batch.taps}
+        if logits is not None and self._finish is not None:
+            logits = self._finish(logits)
+        return ForwardOutput(logits=logits, taps=taps)
 
 
 def load_decoder(

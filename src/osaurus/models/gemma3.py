@@ -20,6 +20,7 @@ from osaurus.models.base import ForwardBatch, LayerMemory
 from osaurus.models.decoder import Angles, DecoderModel
 from osaurus.models.fields import head_counts, layer_windows, refuse, require_counts
 from osaurus.models.layers import (
+    NATIVE_ACTIVATIONS,
     GatedMlp,
     RmsNorm,
     activation_named,
@@ -28,6 +29,7 @@ from osaurus.models.layers import (
     store,
 )
 from osaurus.models.loading import WeightLoader
+from osaurus.models.native_step import StepLayer, decoder_step
 from osaurus.topology.base import AttentionTopology
 
 #: What a published config leaves out when it has the family's usual value.
@@ -151,6 +153,29 @@ class Gemma3Block:
     def nbytes(self) -> int:
         return self._qkv.nbytes + self._out.nbytes + self._mlp.nbytes
 
+    def describe(self) -> StepLayer:
+        """The same layer for a native step."""
+        return StepLayer(
+            heads=self._heads,
+            kv_heads=self._kv_heads,
+            dim=self._dim,
+            window=self.topology.window,
+            rotary=self._rotary,
+            scale=self._scale,
+            eps=self._input_norm.eps,
+            before_attention=self._input_norm.weight,
+            qkv=self._qkv,
+            q_norm=self._q_norm.weight,
+            k_norm=self._k_norm.weight,
+            out=self._out,
+            after_attention=self._post_attention_norm.weight,
+            before_mlp=self._pre_mlp_norm.weight,
+            gate_up=self._mlp.gate_up,
+            activation=NATIVE_ACTIVATIONS[self._mlp.activation],
+            down=self._mlp.down,
+            after_mlp=self._post_mlp_norm.weight,
+        )
+
     def __call__(
         self, hidden: Tensor, angles: Angles, batch: ForwardBatch, memory: LayerMemory
     ) -> Tensor:
@@ -202,24 +227,36 @@ def load(config: Mapping[str, Any], loader: WeightLoader) -> DecoderModel:
         )
         for theta, scaling in settings.ropes
     ]
+    blocks = [
+        Gemma3Block(settings, loader, f"{prefix}.layers.{layer}", window)
+        for layer, window in enumerate(settings.windows)
+    ]
+    norm = RmsNorm(
+        loader,
+        f"{prefix}.norm",
+        settings.hidden_size,
+        settings.rms_norm_eps,
+        add_one=not settings.norms_include_one,
+    )
+    head = load_head(loader, embed, shape, settings.tie_word_embeddings, embed_name, head_name)
     return DecoderModel(
         loader,
         vocab_size=settings.vocab_size,
         max_context_tokens=settings.max_position_embeddings,
         embed=embed,
-        blocks=[
-            Gemma3Block(settings, loader, f"{prefix}.layers.{layer}", window)
-            for layer, window in enumerate(settings.windows)
-        ],
-        norm=RmsNorm(
-            loader,
-            f"{prefix}.norm",
-            settings.hidden_size,
-            settings.rms_norm_eps,
-            add_one=not settings.norms_include_one,
-        ),
-        head=load_head(loader, embed, shape, settings.tie_word_embeddings, embed_name, head_name),
+        blocks=blocks,
+        norm=norm,
+        head=head,
         rotary=tables,
         embed_scale=scale,
+        step=decoder_step(
+            [block.describe() for block in blocks],
+            embed=embed,
+            embed_scale=scale,
+            norm=norm.weight,
+            eps=norm.eps,
+            head=head,
+            rotary=tables,
+        ),
         finish=None if cap is None else lambda logits: torch.tanh(logits / cap) * cap,
     )

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from osaurus.errors import UnsupportedBundle
 from osaurus.kernels.coded_attention import coded_attention
+from osaurus.kernels.native.program import Activation
 from osaurus.kernels.norm import rms_norm
 from osaurus.kernels.paged_attention import decode_attention, prefill_attention
 from osaurus.models.base import ForwardBatch, LayerMemory
@@ -76,21 +77,21 @@ class GatedMlp:
     ) -> None:
         gate, up, down = names if loader.has(f"{prefix}.{names[0]}.weight") else MLP_NAMES
         if loader.has(f"{prefix}.gate_up_proj.weight"):
-            self._gate_up = loader.linear([f"{prefix}.gate_up_proj"], [2 * inner], hidden)
+            self.gate_up = loader.linear([f"{prefix}.gate_up_proj"], [2 * inner], hidden)
         else:
             pair = [f"{prefix}.{gate}", f"{prefix}.{up}"]
-            self._gate_up = loader.linear(pair, [inner, inner], hidden)
-        self._down = loader.linear([f"{prefix}.{down}"], [hidden], inner)
-        self._activation = activation
+            self.gate_up = loader.linear(pair, [inner, inner], hidden)
+        self.down = loader.linear([f"{prefix}.{down}"], [hidden], inner)
+        self.activation = activation
 
     @property
     def nbytes(self) -> int:
-        return self._gate_up.nbytes + self._down.nbytes
+        return self.gate_up.nbytes + self.down.nbytes
 
     def __call__(self, x: Tensor, num_small: int) -> Tensor:
         """x: [T, C] in the compute dtype; returns the same."""
-        gate, up = self._gate_up(x, num_small).chunk(2, dim=-1)
-        return self._down(self._activation(gate) * up, num_small)
+        gate, up = self.gate_up(x, num_small).chunk(2, dim=-1)
+        return self.down(self.activation(gate) * up, num_small)
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -102,6 +103,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "swish": F.silu,
     "gelu_pytorch_tanh": gelu_tanh,
+}
+
+#: Those that native kernels have.
+NATIVE_ACTIVATIONS: dict[Callable[[Tensor], Tensor], Activation] = {
+    F.silu: "silu",
+    gelu_tanh: "gelu_tanh",
 }
 
 

@@ -181,7 +181,7 @@ class LlamaModel:
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: Sequence[LayerMemory]) -> ForwardOutput:
         if self._step is not None and not batch.groups:
-            logits, tapped = self._step.run(batch, kv)
+            logits, tapped = self._step.run(batch, kv, sorted(batch.taps))
             return ForwardOutput(logits=logits, taps=tapped)
         hidden = batch.embeds if batch.embeds is not None else self._embed(batch.token_ids)
         cos, sin = self._rotary.at(batch.positions, batch.last_position)

@@ -15,6 +15,7 @@ from torch import Tensor
 from osaurus.bundle.weights import WeightSource
 from osaurus.errors import UnsupportedBundle
 from osaurus.kernels.heap import trim_heap
+from osaurus.kernels.native.matrix import can_hold
 from osaurus.models.stored import MatrixStore, StoredMatrix, missing, typed
 from osaurus.quant import gguf
 from osaurus.quant.dense import hollow
@@ -23,9 +24,11 @@ from osaurus.quant.linear import (
     DenseEmbedding,
     Embedding,
     Linear,
+    NativeEmbedding,
     fused_linear,
     grouped_embedding,
 )
+from osaurus.quant.native import plain_matrix
 from osaurus.quant.on_load import can_quantize, quantize
 from osaurus.quant.schemes import Schemes
 from osaurus.types.weights import QuantizeOnLoad
@@ -146,6 +149,10 @@ class WeightLoader:
         """Token vectors or a head. Its rows are decoded a few at a time where they can be."""
         matrix = self._find(name, (vocab_size, hidden_size))
         on_load: QuantizeOnLoad | None = "int8" if self._on_load else None
+        if matrix.has_row_access and isinstance(self._decode(matrix, on_load, slice(0, 1)), Tensor):
+            native = self._native_embedding(matrix)
+            if native is not None:
+                return self._done(name, native)
         if self._mode == "float32" or not matrix.has_row_access:
             weight = self._decode(matrix, on_load)
         else:
@@ -153,6 +160,20 @@ class WeightLoader:
         if not isinstance(weight, Tensor):
             return self._done(name, grouped_embedding(weight))
         return self._done(name, DenseEmbedding(weight))
+
+    def _native_embedding(self, matrix: StoredMatrix) -> Embedding | None:
+        """A matrix in plain numbers for native kernels, a few rows at a time: as a whole it
+        would for a moment be there twice."""
+        n, k = matrix.shape
+        if self._mode == "float32" or self.device.type != "cpu" or not can_hold(n, k):
+            return None
+
+        def read(rows: slice) -> Tensor:
+            piece = self._decode(matrix, None, rows)
+            assert isinstance(piece, Tensor)  # as its first row was
+            return piece
+
+        return NativeEmbedding(plain_matrix((n, k), read))
 
     def finish(self) -> None:
         """Raise `UnsupportedBundle` when tensors are left that nobody asked for: the config

@@ -102,18 +102,18 @@ class DecoderStep:
         )
 
     def run(
-        self, batch: ForwardBatch, memory: Sequence[LayerMemory]
+        self, batch: ForwardBatch, memory: Sequence[LayerMemory], taps: Sequence[int]
     ) -> tuple[Tensor | None, dict[int, Tensor]]:
-        """Logits [L, V] float32 (None when no row asked) and taps by layer, [T, C] float32.
-        Writes the rows' keys and values into their blocks."""
+        """Logits [L, V] float32 (None when no row asked) and the outputs [T, C] float32 of the
+        layers `taps`, ascending. Writes the rows' keys and values into their blocks."""
         groups = tuple(layer.group for layer in memory)
-        wanted = tuple(sorted(batch.taps))
+        wanted = tuple(taps)
         written = self._programs.get((groups, wanted))
         if written is None:
             written = self._programs[groups, wanted] = self._write(groups, wanted)
         has_logits = batch.logits_rows.numel() > 0
         is_whole = has_logits or bool(wanted)
-        taps = {tap: torch.empty(batch.num_rows, self._embed.k) for tap in wanted}
+        tapped = {tap: torch.empty(batch.num_rows, self._embed.k) for tap in wanted}
         logits = written.program.run(
             StepRows(
                 token_ids=batch.token_ids,
@@ -128,10 +128,10 @@ class DecoderStep:
             block_tokens=memory[0].storage.shape[2],
             storage=[layer.storage.data_ptr() for layer in memory],
             rotary=[table.up_to(batch.last_position) for table in self._rotary],
-            taps=list(taps.values()),
+            taps=list(tapped.values()),
             vocab_size=self._head.n if has_logits else 0,
         )
-        return logits, taps
+        return logits, tapped
 
     def _write(self, groups: Sequence[int], taps: Sequence[int]) -> _Written:
         build = ProgramBuilder()

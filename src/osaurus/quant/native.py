@@ -5,6 +5,8 @@ Letters: N output features, K input features, G groups of a row, R rows asked fo
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -67,14 +69,19 @@ def native_linear(
 ) -> NativeLinear:
     """Only for weights that `can_be_native` accepts."""
     if isinstance(weight, Tensor):
-        return NativeLinear(_dense(weight, bias))
+        n, k = weight.shape
+        return NativeLinear(plain_matrix((n, k), weight.__getitem__, bias))
     return NativeLinear(_grouped(weight, bias, can_leave_offsets=True))
 
 
-def _dense(weight: Tensor, bias: Tensor | None) -> NativeMatrix:
-    matrix = NativeMatrix(weight.shape[0], weight.shape[1], 16, bias=bias)
-    for rows in slab_rows(*weight.shape):
-        matrix.fill_dense(rows.start, weight[rows])
+def plain_matrix(
+    shape: tuple[int, int], read: Callable[[slice], Tensor], bias: Tensor | None = None
+) -> NativeMatrix:
+    """[N, K] in bfloat16 from rows that are read a slab at a time; only for shapes that
+    `can_hold` accepts."""
+    matrix = NativeMatrix(*shape, 16, bias=bias)
+    for rows in slab_rows(*shape):
+        matrix.fill_dense(rows.start, read(rows))
     return matrix
 
 

@@ -26,13 +26,20 @@ struct Reader {
   int query, low, high;
 };
 
+// A head's tokens in a block are consecutive, but blocks lie anywhere and the hardware does not
+// see the next piece coming: it is asked for row by row while this one is unpacked.
+INLINE void fetch_row(const uint16_t* row, int numbers) {
+  for (int i = 0; i < numbers; i += 32) __builtin_prefetch(row + i, 0, 2);
+}
+
 template <int NV>
-void unpack_keys(const uint16_t* rows, int64_t stride, int dim, Pair* out) {
+void unpack_keys(const uint16_t* rows, const uint16_t* next, int64_t stride, int dim, Pair* out) {
 #if defined(__AVX512BF16__)
   __m512i t[16], u[16];
   for (int v = 0; v < NV; ++v)
     for (int d = 0; d < dim; d += 32) {
       bool half = dim - d < 32;  // sixteen numbers are left
+      for (int i = 0; i < 16; ++i) __builtin_prefetch(next + (v * 16 + i) * stride + d, 0, 2);
       for (int i = 0; i < 16; ++i) {
         const uint16_t* row = rows + (v * 16 + i) * stride + d;
         t[i] = half ? _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)row)) : _mm512_loadu_si512(row);
@@ -63,6 +70,7 @@ void unpack_keys(const uint16_t* rows, int64_t stride, int dim, Pair* out) {
       for (int i = 0; i < (half ? 8 : 16); ++i) out[(d / 2 + i) * NV + v].v = t[i];
     }
 #else
+  for (int i = 0; i < NV * 16; ++i) fetch_row(next + i * stride, dim);
   for (int v = 0; v < NV; ++v)
     for (int d = 0; d < dim; d += 2) {
       uint32_t both[16];
@@ -73,12 +81,15 @@ void unpack_keys(const uint16_t* rows, int64_t stride, int dim, Pair* out) {
 }
 
 template <int NV>
-void unpack_values(const uint16_t* rows, int64_t stride, int dim, Pair* out) {
-  for (int i = 0; i < NV * 8; ++i)
+void unpack_values(const uint16_t* rows, const uint16_t* next, int64_t stride, int dim, Pair* out) {
+  for (int i = 0; i < NV * 8; ++i) {
+    fetch_row(next + 2 * i * stride, dim);
+    fetch_row(next + (2 * i + 1) * stride, dim);
     for (int d = 0; d < dim; d += LANES) {
       U even = widen(rows + 2 * i * stride + d), odd = widen(rows + (2 * i + 1) * stride + d);
       out[i * (dim / LANES) + d / LANES] = bfloat_pair(even | (odd << 16));
     }
+  }
 }
 
 // Scores of QB queries for NV * 16 tokens.
@@ -189,12 +200,6 @@ INLINE void clear(const Partial& p, int v_dim) {
   *p.total = 0;
 }
 
-// A head's tokens in a block are consecutive, but blocks lie anywhere: the hardware does not see
-// the next piece coming.
-INLINE void fetch_ahead(const uint16_t* rows, int64_t numbers) {
-  for (int64_t i = 0; i < numbers; i += 32) __builtin_prefetch(rows + i, 0, 2);
-}
-
 // One kv head's part of an item. `q` is the first row's first query of that head; `slots[r]` is
 // where row r's parts go, for each part `heads * partial_floats` floats, or for many parts at once
 // one such.
@@ -244,9 +249,9 @@ void attend_item(const AttendShape& s, const Span& span, const AttendItem& item,
         return storage + block * block_stride + kv_head * head_stride + (int64_t)(t % s.block_tokens) * width;
       };
       const uint16_t* rows = piece_at(token);
-      if (token + PIECE < end) fetch_ahead(piece_at(token + PIECE), PIECE * width);
-      unpack_keys<NV>(rows, width, s.dim, keys);
-      unpack_values<NV>(rows + s.dim, width, s.v_dim, values);
+      const uint16_t* next = token + PIECE < end ? piece_at(token + PIECE) : rows;
+      unpack_keys<NV>(rows, next, width, s.dim, keys);
+      unpack_values<NV>(rows + s.dim, next + s.dim, width, s.v_dim, values);
       // Queries of one row lie one stride apart; with one a row, so do those of several.
       int64_t stride = per_kv == 1 ? q_row : s.dim;
       for (int i = 0, run; i < count; i += run) {

@@ -73,6 +73,11 @@ void few_rows(const Matrix& w, const Layout& at, const Rows& rows, const Target&
       for (int v = 0; v < NV; ++v) acc[m][v] = start;
     }
     const uint8_t* codes = p;
+    if (BITS != 16 && M <= 4)
+      // Bound by memory: the tiles after these are asked for early, place by place.
+      for (int v = 0; v < NV; ++v)
+        for (int64_t i = 0; i < at.group_bytes; i += 64)
+          __builtin_prefetch(p + (NV + v) * at.tile_bytes + i, 0, 2);
     for (int64_t end = k + at.group; k < end; k += 2 * PAIRS, codes += 64) {
       U chunk[NV];
       for (int v = 0; v < NV; ++v) chunk[v] = load_u32(codes + v * at.tile_bytes);
