@@ -11,7 +11,7 @@ import pytest
 
 from api.conftest import Running, Start
 from api.scripted_engine import Emit, Hold, Say, ScriptedEngine, ScriptedSource, Step
-from osaurus.server import peers
+from osaurus.server import auth
 from osaurus.server.serve import ServerConfig
 from osaurus.types.cache import CacheStats
 from osaurus.types.engine import GenerationRequest
@@ -150,7 +150,7 @@ def test_what_a_proxy_forwards_is_not_of_this_machine(
 ) -> None:
     for header in ("X-Forwarded-For", "X-Forwarded-Anything", "Forwarded", "X-Real-IP"):
         response = httpx2.request(method, running.url + path, headers={header: "1.2.3.4"})
-        assert (response.status_code, response.json()["error"]["code"]) == (403, "local_only")
+        assert (response.status_code, response.json()["error"]["code"]) == (401, "invalid_api_key")
         health = httpx2.get(f"{running.url}/health", headers={header: "1.2.3.4"}).json()
         assert "loaded" not in health
 
@@ -159,9 +159,9 @@ def test_what_a_proxy_forwards_is_not_of_this_machine(
 def test_another_machine_is_refused(
     running: Running, monkeypatch: pytest.MonkeyPatch, method: str, path: str
 ) -> None:
-    monkeypatch.setattr(peers, "is_loopback", lambda host: False)
+    monkeypatch.setattr(auth, "is_loopback", lambda host: False)
     response = httpx2.request(method, running.url + path)
-    assert (response.status_code, response.json()["error"]["code"]) == (403, "local_only")
+    assert (response.status_code, response.json()["error"]["code"]) == (401, "invalid_api_key")
 
 
 # What a request says of the cache.
