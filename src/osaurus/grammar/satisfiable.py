@@ -18,10 +18,10 @@ def first_without_end(nodes: Sequence[Node], root: Any) -> tuple[str, str] | Non
     """The place of a schema that no value satisfies, and why. Raises `SchemaProblem` for a
     reference that leads nowhere."""
     for node in nodes:
-        reference = node.value.get("$ref")
-        if reference is not None and (
-            not isinstance(reference, str) or resolve(reference, root) is None
-        ):
+        if "$ref" not in node.value:
+            continue
+        reference = node.value["$ref"]
+        if not isinstance(reference, str) or resolve(reference, root) is None:
             raise SchemaProblem(
                 node.at("$ref"), f"{str(reference)[:200]!r} names no schema in this one"
             )

@@ -268,6 +268,9 @@ def _joins_objects(node: Node) -> bool:
     return is_union and bool(value.keys() & {"properties", "required", "additionalProperties"})
 
 
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+
+
 def _enforced(value: Any, left_out: set[tuple[int, str]], is_closed: bool) -> Any:
     """A copy without what is left out, and with every object closed that lists its names and
     leaves open whether others may follow: such an answer always satisfies the schema too."""
@@ -281,7 +284,7 @@ def _enforced(value: Any, left_out: set[tuple[int, str]], is_closed: bool) -> An
             continue
         if keyword in ("enum", "const", "default", "examples", "required"):
             found[keyword] = given
-        elif keyword in ("properties", "patternProperties", "$defs", "definitions"):
+        elif keyword in _MAPS and isinstance(given, Mapping):
             found[keyword] = {k: _enforced(v, left_out, is_closed) for k, v in given.items()}
         else:
             found[keyword] = _enforced(given, left_out, is_closed)

@@ -47,6 +47,7 @@ def _refusal(schema: Any) -> SchemaProblem:
         ({"$ref": "#/$defs/none"}, "#/properties/a/$ref", "names no schema"),
         ({"$ref": "https://x.test/y"}, "#/properties/a/$ref", "names no schema"),
         ({"$ref": "#"}, "#/properties/a/$ref", "no way to end"),
+        ({"$ref": None}, "#/properties/a/$ref", "names no schema"),
         ({"type": "array", "minItems": 3, "maxItems": 2}, "#/properties/a/minItems", "more than"),
         ({"type": "string", "minLength": 5, "maxLength": 3}, "#/properties/a/minLength", "3"),
         ({"type": "integer", "minimum": 5, "maximum": 3}, "#/properties/a/minimum", "3"),
@@ -209,9 +210,10 @@ VALUES = st.recursive(
 @settings(max_examples=300, deadline=None)
 @given(VALUES)
 def test_any_json_is_a_schema_or_refused_with_a_place(value: Any) -> None:
-    problem: SchemaProblem | None = None
-    try:
-        checked_schema(value)
-    except SchemaProblem as caught:
-        problem = caught
-    assert problem is None or (problem.pointer.startswith("#") and problem.words)
+    for lenient in (False, True):
+        problem: SchemaProblem | None = None
+        try:
+            checked_schema(value, lenient=lenient)
+        except SchemaProblem as caught:
+            problem = caught
+        assert problem is None or (problem.pointer.startswith("#") and problem.words)
