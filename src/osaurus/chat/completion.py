@@ -35,6 +35,7 @@ class Choice:
 class Completion:
     model_id: str
     choices: tuple[Choice, ...]
+    prefix_hash: str = ""
 
     @property
     def usage(self) -> Usage:
@@ -83,7 +84,9 @@ async def fold(stream: ChatStream) -> Completion:
     async for event in stream:
         folds[event.index].add(event)
     return Completion(
-        model_id=stream.model_id, choices=tuple(choice_fold.choice() for choice_fold in folds)
+        model_id=stream.model_id,
+        choices=tuple(choice_fold.choice() for choice_fold in folds),
+        prefix_hash=stream.prefix_hash,
     )
 
 

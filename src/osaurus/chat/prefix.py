@@ -1,8 +1,8 @@
 """What a prompt's tokens do not say of themselves to a cache: their scope, and the part of them
 that other prompts are likely to share.
 
-In: resolved template switches; a way to render messages as the prompt was. Out: a salt and a
-count of tokens. Neither can fail a request: what is not known is an empty salt and zero tokens.
+In: resolved template switches; a way to render messages as the prompt was. Out: a salt, a
+count of tokens, a text, a digest. None can fail a request: what is not known is empty or zero.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from osaurus.chat.profiles import EFFORT, SWITCH
 from osaurus.chat.traits import Traits
 from osaurus.errors import OsaurusError
+from osaurus.runtime.canonical import canonical_json
 from osaurus.runtime.model import Template
 from osaurus.types.chat import SYSTEM_ROLES, Message, Tool
 
@@ -95,6 +96,35 @@ def stable_tokens(
     return _heads_of(template).shared(head, tools, switches, list(prompt_ids), render)
 
 
+def shared_text(head: Sequence[Message], prompt_text: str, render: Render) -> str:
+    """What every turn of a conversation with this head begins with: the common beginning of its
+    prompt and of two others that differ in the user's text. Remembers nothing; blocks for two
+    renders."""
+    probes = [_rendered(render, [*head, Message(role="user", content=p)]) for p in _PROBES]
+    texts = [probe.text for probe in probes if probe is not None]
+    if len(texts) < len(_PROBES):
+        return ""
+    return prompt_text[: min(_num_common(text, prompt_text) for text in texts)]
+
+
+def tool_facts(tool: Tool) -> dict[str, Any]:
+    """What digests of a tool are made of."""
+    return {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+
+
+def prefix_hash(head: Sequence[Message], tools: Sequence[Tool]) -> str:
+    """Equal for requests with the same system text and the same tools in the same order."""
+    facts = {
+        "system": "\n\n".join(message.text for message in head),
+        "tools": [tool_facts(tool) for tool in tools],
+    }
+    try:
+        text = canonical_json(facts)
+    except (TypeError, ValueError):  # no wire has such values, a caller in this process may
+        return ""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
 class _Heads:
     """The heads of one template, least recently used first. The lock guards the tables alone:
     two first requests may both render."""
@@ -168,7 +198,7 @@ def _rendered(render: Render, messages: Sequence[Message]) -> Rendered | None:
         return None
 
 
-def _num_common(first: list[int], second: list[int]) -> int:
+def _num_common(first: Sequence[object], second: Sequence[object]) -> int:
     shorter = min(len(first), len(second))
     if first[:shorter] == second[:shorter]:
         return shorter

@@ -7,6 +7,7 @@ state: `service.py` runs it on a thread. Knows nothing of sampling or engines.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +16,15 @@ from osaurus.chat.attribution import without_attribution
 from osaurus.chat.encoding import encode_runs, refuse_hopeless
 from osaurus.chat.guard import ContentGuard, prepared
 from osaurus.chat.history import THINKING_MARKERS, History
-from osaurus.chat.prefix import HEAD_TIME_S, Rendered, head_of, scope_salt, stable_tokens
+from osaurus.chat.prefix import (
+    HEAD_TIME_S,
+    Rendered,
+    head_of,
+    prefix_hash,
+    scope_salt,
+    shared_text,
+    stable_tokens,
+)
 from osaurus.chat.probes import traits_of
 from osaurus.chat.schemas import tool_views, tools_in_words
 from osaurus.chat.switches import (
@@ -42,7 +51,8 @@ class PreparedPrompt:
     `tool_format` how calls are written, both for the output machine; `second_format` is another
     notation that the prompt shows calls in. `cache` is what the prompt's
     keys and values are stored under beside its tokens. `notes` name every fallback that changed
-    what the template sees."""
+    what the template sees. `prefix_hash` names its system text and tools; `template_s` is the
+    time that rendering took."""
 
     token_ids: list[int]
     text: str
@@ -52,6 +62,8 @@ class PreparedPrompt:
     cache: CacheHints = field(default_factory=CacheHints)
     notes: tuple[str, ...] = ()
     end_ids: frozenset[int] = frozenset()  #: end this prompt's answer beside the model's own
+    prefix_hash: str = ""
+    template_s: float = 0.0
 
 
 def prepare_prompt(
@@ -61,6 +73,13 @@ def prepare_prompt(
 
     Raises `TemplateError` with the template's own words, or `InvalidField`.
     """
+    return preparation(model, request, keeps_attribution=keeps_attribution).prompt()
+
+
+def preparation(
+    model: PromptModel, request: ChatRequest, *, keeps_attribution: bool = False
+) -> Preparation:
+    """What `prepare_prompt` begins with; raises what is wrong with the request itself."""
     reserved = RESERVED_KWARGS.intersection(request.template_kwargs)
     if reserved:
         raise InvalidField(
@@ -78,28 +97,36 @@ def prepare_prompt(
         if messages != request.messages:
             notes.append("the attribution line before the system message is not in the prompt")
             request = replace(request, messages=messages)
-    return _Preparation(model, template, request, notes).prompt()
+    return Preparation(model, template, request, notes)
 
 
-class _Preparation:
-    """One request on its way to a prompt."""
+class Preparation:
+    """One request on its way to a prompt. `request` is what the prompt is made of, `head` its
+    system messages."""
 
     def __init__(
         self, model: PromptModel, template: Template, request: ChatRequest, notes: list[str]
     ) -> None:
         self._model = model
         self._template = template
-        self._request = request
+        self.request = request
         self._traits = traits_of(template)
+        self.head = head_of(request.messages, self._traits)
         self._notes = notes
         self._conventions = usable(model.conventions, model.model_id, template)
         formats = model.conventions.formats
         self._tool_format = formats.tool_format
         self._second_format: str | None = None
         self._reasoning = formats.reasoning
+        #: Words for the system message, tools and switches: what `prompt` rendered with.
+        self._beside: tuple[str, Sequence[Any], Mapping[str, Any]] = ("", (), {})
+
+    def shared_text(self, text: str) -> str:
+        """What every turn of the conversation begins with, of the `text` that `prompt` made."""
+        return shared_text(self.head, text, self._render_beside)
 
     def prompt(self) -> PreparedPrompt:
-        model, request, traits = self._model, self._request, self._traits
+        model, request, traits = self._model, self.request, self._traits
         words = self._tools_in_words()
         tools = tool_views(
             () if words else request.tools,
@@ -114,10 +141,12 @@ class _Preparation:
             self._tool_format = self._tool_format or WORDED_FORMAT
             self._second_format = WORDED_FORMAT
         kwargs = switches.kwargs
+        self._beside = (words, tools, kwargs)
         guard = self._guard([history.views, tools, kwargs])
-        rendered = self._render(
-            guard.protect(history.views), guard.protect(tools), guard.protect(kwargs)
-        )
+        protected = [guard.protect(each) for each in (history.views, tools, kwargs)]
+        started_s = time.monotonic()
+        rendered = self._render(*protected)
+        template_s = time.monotonic() - started_s
         runs = list(guard.runs(rendered))
         text = "".join(run.text for run in runs)
         refuse_hopeless(model, text)
@@ -134,9 +163,11 @@ class _Preparation:
             second_format=self._second_format,
             cache=CacheHints(
                 scope_salt=scope_salt(kwargs),
-                stable_tokens=self._stable_tokens(words, tools, kwargs, token_ids),
+                stable_tokens=self._stable_tokens(kwargs, token_ids),
             ),
             notes=tuple(self._notes),
+            prefix_hash=prefix_hash(self.head, request.tools),
+            template_s=template_s,
         )
 
     def _history(self, messages: Sequence[Message], words: str) -> History:
@@ -146,29 +177,29 @@ class _Preparation:
         control = prepared((*self._model.control_texts, *self._thinking_marks()))
         return ContentGuard(control, contents)
 
-    def _stable_tokens(
-        self, words: str, tools: Sequence[Any], kwargs: Mapping[str, Any], token_ids: list[int]
-    ) -> int:
+    def _stable_tokens(self, kwargs: Mapping[str, Any], token_ids: list[int]) -> int:
         if not self._model.needs_stable_boundary:
             return 0
-        template = self._template.within(HEAD_TIME_S)
+        tools = self.request.tools
+        return stable_tokens(
+            self._template, self.head, tools, kwargs, token_ids, self._render_beside
+        )
 
-        def render(messages: Sequence[Message]) -> Rendered:
-            views = self._history(messages, words).views
-            guard = self._guard([views, tools, kwargs])
-            rendered = template.render(
-                guard.protect(views),
-                tools=guard.protect(tools) or None,
-                add_generation_prompt=False,
-                **guard.protect(kwargs),
-            )
-            runs = list(guard.runs(rendered))
-            ids, _ = encode_runs(self._model.tokenizer, runs)
-            return Rendered(ids, "".join(run.text for run in runs))
-
-        request = self._request
-        head = head_of(request.messages, self._traits)
-        return stable_tokens(self._template, head, request.tools, kwargs, token_ids, render)
+    def _render_beside(self, messages: Sequence[Message]) -> Rendered:
+        """Other messages with the prompt's own tools and switches, without the place of an
+        answer."""
+        words, tools, kwargs = self._beside
+        views = self._history(messages, words).views
+        guard = self._guard([views, tools, kwargs])
+        rendered = self._template.within(HEAD_TIME_S).render(
+            guard.protect(views),
+            tools=guard.protect(tools) or None,
+            add_generation_prompt=False,
+            **guard.protect(kwargs),
+        )
+        runs = list(guard.runs(rendered))
+        ids, _ = encode_runs(self._model.tokenizer, runs)
+        return Rendered(ids, "".join(run.text for run in runs))
 
     def _tools_in_words(self) -> str:
         """Tools as a text for the system message, where the template would drop them.
@@ -176,7 +207,7 @@ class _Preparation:
         Raises `ToolsUnsupported` for a family with a notation of its own, which a text of
         ours would contradict.
         """
-        request = self._request
+        request = self.request
         if not request.tools or self._traits.has_tools:
             return ""
         if self._tool_format not in (None, WORDED_FORMAT):
@@ -189,7 +220,7 @@ class _Preparation:
         return tools_in_words(request.tools, must_call=request.needs_call)
 
     def _switches(self) -> Switches:
-        request, model_id = self._request, self._model.model_id
+        request, model_id = self.request, self._model.model_id
         switches = template_switches(
             self._conventions, model_id, request.template_kwargs, needs_call=request.needs_call
         )
@@ -233,16 +264,16 @@ class _Preparation:
         self, views: Sequence[dict[str, Any]], tools: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> str:
         ends_with_answer = views[-1]["role"] == "assistant"
-        is_history = ends_with_answer and not self._request.continue_final_message
+        is_history = ends_with_answer and not self.request.continue_final_message
         if is_history and not self._traits.takes_last_answer and "tool_calls" not in views[-1]:
             self._notes.append(
                 "the template refuses an assistant's message at the end: the answer goes on with it"
             )
-        elif not self._request.continue_final_message:
+        elif not self.request.continue_final_message:
             return self._template.render(
                 views,
                 tools=tools or None,
-                add_generation_prompt=self._request.add_generation_prompt,
+                add_generation_prompt=self.request.add_generation_prompt,
                 **kwargs,
             )
         if not ends_with_answer or "tool_calls" in views[-1]:
@@ -298,12 +329,12 @@ class _Preparation:
         return (*envelope.openers, *envelope.closers)
 
     def _is_continued(self) -> bool:
-        return self._request.messages[-1].role == "assistant" and (
-            self._request.continue_final_message or not self._traits.takes_last_answer
+        return self.request.messages[-1].role == "assistant" and (
+            self.request.continue_final_message or not self._traits.takes_last_answer
         )
 
     def _start(self, tail: str) -> Start:
-        last = self._request.messages[-1]
+        last = self.request.messages[-1]
         if self._is_continued() and any(mark in last.text for mark in self._thinking_marks()):
             tail = last.text  # what the client began to write counts as written
         return start_of(tail, self._reasoning)

@@ -16,9 +16,11 @@ from osaurus.chat.answer_grammar import AnswerGrammar, answer_grammar, shaped_ma
 from osaurus.chat.arguments import ArgumentChecker
 from osaurus.chat.completion import Completion, fold
 from osaurus.chat.embeddings import embed, refuse_embedder
-from osaurus.chat.observer import Observe
+from osaurus.chat.inspection import InspectedPrompt, inspect_prompt
+from osaurus.chat.observer import AnswerObserver, Observe
 from osaurus.chat.prompt import PreparedPrompt, prepare_prompt
 from osaurus.chat.raw_prompt import prepare_raw
+from osaurus.chat.records import GenerationRecords, Submission
 from osaurus.chat.rules import ChoiceRules
 from osaurus.chat.sampling import effective_sampling, fit_to_context
 from osaurus.chat.stream import ChatStream, Deadline
@@ -64,6 +66,7 @@ class ChatEngine:
         self.runtime = runtime
         self.live = live
         self.observe: Observe | None = None
+        self.records = GenerationRecords()
         self._keeps_attribution = keeps_attribution
         self._threads = ModelThreads(_NUM_PROMPT_THREADS, name="osaurus-prompt")
 
@@ -99,13 +102,16 @@ class ChatEngine:
         deadline: Deadline | None,
     ) -> ChatStream:
         asked_s = time.monotonic()
+        await self._note_wait(request, users)
         held = await self.runtime.acquire(request.model)
         try:
             model = held.model
             model.admit()
             refuse_embedder(model)
             params = effective_sampling(request.sampling, model.sampling_defaults, users)
+            prepare_s = time.monotonic()
             prepared = await self._threads.run(model.model_id, self._prepare, model, request)
+            prepare_s = time.monotonic() - prepare_s
             prompt, checker, grammar = prepared
             num_tokens = len(prompt.token_ids)
             if (refusal := model.engine.refusal(num_tokens)) is not None:
@@ -118,9 +124,10 @@ class ChatEngine:
             detectors = [self._detector() for _ in range(request.n)]
             watching = iter(detectors)
             stops = tuple(dict.fromkeys((*params.stop, *model.stop_texts)))
+            request_id = request.request_id or f"chat-{secrets.token_hex(12)}"
             streams = model.engine.generate(
                 GenerationRequest(
-                    request_id=request.request_id or f"chat-{secrets.token_hex(12)}",
+                    request_id=request_id,
                     token_ids=prompt.token_ids,
                     params=params,
                     make_output=lambda: output_of(
@@ -136,6 +143,23 @@ class ChatEngine:
                     cache=prompt.cache,
                 )
             )
+            recorder = self.records.submit(
+                model.model_id,
+                params,
+                model.sampling_defaults,
+                Submission(
+                    request_id=request_id,
+                    prompt_tokens=num_tokens,
+                    num_choices=request.n,
+                    decode_path="plain" if grammar is None else "constrained",
+                    asked_s=asked_s,
+                    template_s=prompt.template_s,
+                    prepare_s=prepare_s,
+                ),
+            )
+            observers: list[AnswerObserver] = [recorder]
+            if self.observe is not None:
+                observers.append(self.observe(model.model_id, asked_s))
             return ChatStream(
                 held=held,
                 streams=streams,
@@ -148,11 +172,22 @@ class ChatEngine:
                 suppress_progress=suppress_progress,
                 interval=self.runtime.settings.stream_interval,
                 deadline=deadline,
-                observer=None if self.observe is None else self.observe(model.model_id, asked_s),
+                observers=observers,
+                prefix_hash=prompt.prefix_hash,
             )
         except BaseException:
             held.release()
             raise
+
+    async def _note_wait(self, request: ChatRequest, users: Mapping[str, Any]) -> None:
+        """Record what a model that is not loaded will be asked, before its load, which may take
+        minutes or fail."""
+        if self.runtime.is_resident(request.model):
+            return
+        model_id = (await self.runtime.find(request.model)).model_id
+        params = effective_sampling(request.sampling, {}, users)
+        if not self.runtime.is_resident(model_id):
+            self.records.wait(model_id, params)
 
     async def complete(self, request: ChatRequest) -> Completion:
         """The whole answer. Raises as `open` does, and what a choice failed with."""
@@ -174,6 +209,13 @@ class ChatEngine:
         """The prompt that `open` would run, made as for `count_prompt`."""
         return await self.consult(request.model, lambda model: self._prompt(model, request))
 
+    async def inspect(self, request: ChatRequest) -> InspectedPrompt:
+        """The prompt of a conversation and what it is made of, as for `count_prompt`."""
+        return await self.consult(
+            request.model,
+            lambda model: inspect_prompt(model, request, keeps_attribution=self._keeps_line()),
+        )
+
     async def consult(self, name: str, function: Callable[[PromptModel], _T]) -> _T:
         """What `function` makes of a model's files, on a thread; loads nothing."""
         if self.live is not None:
@@ -190,8 +232,10 @@ class ChatEngine:
     def _prompt(self, model: PromptModel, request: ChatRequest) -> PreparedPrompt:
         if request.prompt is not None:
             return prepare_raw(model, request.prompt)
-        keeps = self._keeps_attribution if self.live is None else self.live.keeps_attribution
-        return prepare_prompt(model, request, keeps_attribution=keeps)
+        return prepare_prompt(model, request, keeps_attribution=self._keeps_line())
+
+    def _keeps_line(self) -> bool:
+        return self._keeps_attribution if self.live is None else self.live.keeps_attribution
 
     def _detector(self) -> DegenerationDetector | None:
         """A choice's own, where the settings ask for one."""

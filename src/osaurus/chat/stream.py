@@ -75,15 +75,17 @@ class ChatStream:
         suppress_progress: bool = False,
         interval: int = 1,
         deadline: Deadline | None = None,
-        observer: AnswerObserver | None = None,
+        observers: Sequence[AnswerObserver] = (),
+        prefix_hash: str = "",
     ) -> None:
         """`interval` pieces of text are passed on as one."""
         self._interval = interval
         self._deadline = deadline
-        self._observer = observer
+        self._observers = observers
         self.model_id = held.model.model_id
         self.params = params  #: those that run
         self.prompt_tokens = prompt_tokens
+        self.prefix_hash = prefix_hash  #: of its system text and tools
         self.num_choices = len(streams)
         self._held = held
         self._streams = streams
@@ -163,8 +165,8 @@ class ChatStream:
         try:
             async with aclosing(mapper.events()) as events:
                 async for event in events:
-                    if self._observer is not None:
-                        self._observer.event(index, event)
+                    for observer in self._observers:
+                        observer.event(index, event)
                     for kept in (one for taken in rules.take(event) for one in pieces.take(taken)):
                         remarks = rules.remarks(kept) if isinstance(kept, Info) else {}
                         await self._queue.put(ChoiceEvent(index, kept, remarks))
@@ -174,8 +176,8 @@ class ChatStream:
     async def _close(self) -> None:
         try:
             await asyncio.gather(*self._producers, return_exceptions=True)
-            if self._observer is not None:
-                self._observer.closed()
+            for observer in self._observers:
+                observer.closed()
         finally:
             await self._letting_go
 

@@ -363,6 +363,7 @@ class BatchEngine:
                 )
             if request.phase is not Phase.FORKING:
                 self._guarded(request, self._reuse.look_up)
+                self._note_restored(request)
 
     def _restore(self) -> None:
         """Read one record for the oldest request that waits for the disk."""
@@ -370,6 +371,11 @@ class BatchEngine:
         if request is not None:
             self._guarded(request, self._reuse.read_record)
             request.last_progress_at = self._clock()
+            self._note_restored(request)
+
+    def _note_restored(self, request: Request) -> None:
+        if request.restored_at is None and request.phase is not Phase.RESTORING:
+            request.restored_at = self._clock()
 
     def _decode(self) -> None:
         spans = self.scheduler.plan_decode()

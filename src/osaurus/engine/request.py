@@ -67,6 +67,7 @@ class Request:
     num_computed: int = 0
     cancelled: bool = False
     admitted_at: float | None = None
+    restored_at: float | None = None  #: the cache has given what it holds of the prompt
     first_token_at: float | None = None
     last_progress_at: float = 0.0
     reported_tokens: int = 0  #: prefill progress told so far
@@ -146,6 +147,9 @@ class Request:
             reasoning_tokens=self.output.reasoning_tokens,
             queue_time_s=(admitted if admitted is not None else now) - self.submitted_at,
             prompt_time_s=0.0 if admitted is None else prompt_until - admitted,
+            restore_time_s=(
+                0.0 if admitted is None or self.restored_at is None else self.restored_at - admitted
+            ),
             generate_time_s=0.0 if first is None else now - first,
             stop_reason=reason,
             stop_string=self.output.stop_string,

@@ -22,7 +22,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from osaurus.chat.service import ChatEngine
 from osaurus.errors import Cancelled, OsaurusError
 from osaurus.server.apis.admin_cache import CacheAdmin
+from osaurus.server.apis.admin_generation import GenerationAdmin
 from osaurus.server.apis.admin_models import ModelAdmin
+from osaurus.server.apis.admin_prompt import PromptAdmin
 from osaurus.server.apis.admin_settings import SettingsAdmin
 from osaurus.server.apis.anthropic import AnthropicMessages
 from osaurus.server.apis.anthropic_signature import ThinkingSigner
@@ -95,6 +97,7 @@ def build_app(chat: ChatEngine, config: AppConfig, readiness: Readiness | None =
     models = ModelCatalog(chat.runtime)
     cache = CacheAdmin(chat.runtime, chat.live)
     settings = SettingsAdmin(chat.runtime, chat.live)
+    generation = GenerationAdmin(chat.runtime, chat.records)
     table: tuple[tuple[str, str, _Handler], ...] = (
         ("POST", "/chat/completions", openai.chat_completions),
         ("POST", "/completions", completions.completions),
@@ -138,6 +141,8 @@ def build_app(chat: ChatEngine, config: AppConfig, readiness: Readiness | None =
         ("PATCH", "/admin/runtime-settings", settings.change),
         ("POST", "/admin/runtime-overrides", settings.override),
         ("DELETE", "/admin/runtime-overrides/{token}", settings.restore),
+        ("POST", "/admin/render-prompt", PromptAdmin(chat).render_prompt),
+        ("GET", "/admin/generation-settings", generation.generation_settings),
         ("POST", "/admin/preload", residents.preload),
         ("POST", "/admin/unload", residents.unload),
     )

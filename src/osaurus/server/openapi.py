@@ -17,7 +17,9 @@ from starlette.responses import Response
 
 from osaurus import __version__
 from osaurus.server.apis.admin_cache import ClearBody
+from osaurus.server.apis.admin_generation import GenerationSettings
 from osaurus.server.apis.admin_models import PreloadBody, UnloadBody
+from osaurus.server.apis.admin_prompt import RenderedPrompt
 from osaurus.server.apis.admin_settings import OverrideBody
 from osaurus.server.apis.anthropic_wire import AnswerMessage as AnthropicAnswer
 from osaurus.server.apis.anthropic_wire import MessagesBody, TokenCount
@@ -143,6 +145,17 @@ OPERATIONS: tuple[Operation, ...] = (
         method="DELETE",
         path="/admin/runtime-overrides/{token}",
         summary="End that.",
+    ),
+    _post(
+        "/admin/render-prompt",
+        "The prompt of a chat that is not run.",
+        ChatCompletionBody,
+        RenderedPrompt,
+    ),
+    _get(
+        "/admin/generation-settings",
+        "Each model's sampling settings and last request.",
+        GenerationSettings,
     ),
     _post("/admin/preload", "Load a model.", PreloadBody),
     _post("/admin/unload", "Unload one model, or all.", UnloadBody),

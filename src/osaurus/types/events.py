@@ -82,6 +82,7 @@ class Info:
 
     Times are seconds: `prompt_time_s` from slot admission to the first sampled token,
     `generate_time_s` from there to the finish, `queue_time_s` from submission to admission.
+    `restore_time_s` is the part of `prompt_time_s` until a cache had given what it held.
     `generated_tokens` counts sampled tokens, those of a matched stop string included, the
     end token excluded.
     """
@@ -93,6 +94,7 @@ class Info:
     reasoning_tokens: int = 0
     queue_time_s: float = 0.0
     prompt_time_s: float = 0.0
+    restore_time_s: float = 0.0
     generate_time_s: float = 0.0
     stop_reason: StopReason = "stop"
     stop_string: str | None = None

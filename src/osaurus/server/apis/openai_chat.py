@@ -76,7 +76,10 @@ class OpenAIChat:
         with self._admission.slot():
             async with await self._chat.open(chat_request) as stream:
                 writer = ChunkWriter(
-                    chat_request.model, num_choices=stream.num_choices, include_usage=include_usage
+                    chat_request.model,
+                    num_choices=stream.num_choices,
+                    include_usage=include_usage,
+                    prefix_hash=stream.prefix_hash,
                 )
                 throttle = _ProgressThrottle()
                 infos: list[Info] = []

@@ -59,23 +59,29 @@ def whole_answer(completion: Completion, model: str) -> ChatCompletion:
         model=model,
         choices=[_answer_choice(i, choice) for i, choice in enumerate(completion.choices)],
         usage=wire_usage([choice.info for choice in completion.choices]),
+        prefix_hash=completion.prefix_hash or UNSET,
     )
 
 
 class ChunkWriter:
     """The chunks of one streamed answer; one id and creation time for all of them."""
 
-    def __init__(self, model: str, *, num_choices: int, include_usage: bool) -> None:
+    def __init__(
+        self, model: str, *, num_choices: int, include_usage: bool, prefix_hash: str = ""
+    ) -> None:
         self._id = new_completion_id()
         self._created = int(time.time())
         self._model = model
         self._includes_usage = include_usage
+        self._prefix_hash = prefix_hash
         self._num_calls = [0] * num_choices
         self._infos: dict[int, Info] = {}
 
     def opening(self) -> Iterator[ChatCompletionChunk]:
         for index in range(len(self._num_calls)):
-            yield self._chunk(index, Delta(role="assistant", content=""))
+            chunk = self._chunk(index, Delta(role="assistant", content=""))
+            chunk.prefix_hash = self._prefix_hash or UNSET
+            yield chunk
 
     def chunks(self, item: ChoiceEvent) -> Iterator[ChatCompletionChunk]:
         """What one event becomes; nothing for those that have no place on this wire."""

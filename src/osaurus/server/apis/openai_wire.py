@@ -217,6 +217,7 @@ class ChatCompletion(Struct, kw_only=True):
     model: str
     choices: list[AnswerChoice]
     usage: WireUsage
+    prefix_hash: str | UnsetType = UNSET
     object: str = "chat.completion"
 
 
@@ -227,6 +228,7 @@ class ChatCompletionChunk(Struct, kw_only=True):
     choices: list[ChunkChoice]
     usage: WireUsage | UnsetType | None = UNSET
     osaurus_prefill: PrefillReport | UnsetType = UNSET
+    prefix_hash: str | UnsetType = UNSET
     object: str = "chat.completion.chunk"
 
 
