@@ -13,7 +13,7 @@ import httpx2
 import ollama
 import pytest
 
-from api.conftest import Running, Start
+from api.conftest import SEVERAL, Running, Start
 from api.ollama_rig import WAYS, Way, ask
 from api.scripted_engine import (
     ByteTokenizer,
@@ -27,6 +27,7 @@ from api.scripted_engine import (
     Step,
 )
 from api.test_tool_calls import BERN, NOTE, OSLO, TEMPLATES, WEATHER, _conventions
+from osaurus.server.serve import ServerConfig
 from osaurus.types.engine import GenerationRequest
 from osaurus.types.events import Info, PrefillProgress, Reasoning, ToolCall
 
@@ -505,3 +506,29 @@ def test_what_is_said_beside_the_answer_stands_in_its_last_line(start: Start) ->
     lines = httpx2.post(f"{running.url}/api/chat", json=body).text.splitlines()
     assert json.loads(lines[-1])["osaurus"]["unclosed_reasoning"] is True
     assert all("osaurus" not in json.loads(line) for line in lines[:-1])
+
+
+def test_an_answer_goes_on_where_the_last_message_ends(start: Start) -> None:
+    running = start()
+    said: Any = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "Once"}]
+    for way in WAYS:
+        assert ask(running, way, model="m", messages=said).text == "Hello!"
+        prompt = running.tokenizer.decode(running.engine.requests[-1].token_ids)
+        assert prompt.endswith("<|im_start|>assistant\nOnce")
+    ask(running, "plain", model="m", messages=[said[0], {"role": "assistant", "content": ""}])
+    prompt = running.tokenizer.decode(running.engine.requests[-1].token_ids)
+    assert prompt.endswith("<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_page_that_anybody_may_have_written_asks_but_does_not_unload(start: Start) -> None:
+    config = ServerConfig(port=0, drain_s=0.2, runtime=SEVERAL, cors_origins=("*",))
+    running = start(config=config)
+    said = {"model": "m", "messages": [{"role": "user", "content": "u"}], "stream": False}
+    page = {"Origin": "https://any.example"}
+    url = f"{running.url}/api/chat"
+    assert httpx2.post(url, json=said, headers=page).json()["message"]["content"] == "Hello!"
+    unload = {"model": "m", "keep_alive": 0}
+    assert httpx2.post(url, json=unload, headers=page).status_code == 403
+    assert httpx2.get(f"{running.url}/health").json()["loaded"] == ["m"]
+    own = httpx2.post(url, json=unload, headers={"Origin": "http://localhost:3000"})
+    assert own.json()["done_reason"] == "unload"

@@ -266,3 +266,27 @@ def test_an_answer_that_the_client_has_begun_goes_on_in_its_shape(running: Runni
     )
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "messages"
+
+
+def test_a_schema_that_says_a_key_twice_is_refused_by_its_place(start: Start) -> None:
+    running = start()
+    schema = '{"type":"object","properties":{"a":{"type":"string"},"a":{"type":"integer"}}}'
+    hi = '"model":"m","messages":[{"role":"user","content":"hi"}]'
+    bodies = {
+        "/v1/chat/completions": f'{{{hi},"response_format":{{"type":"json_schema",'
+        f'"json_schema":{{"name":"n","schema":{schema}}}}}}}',
+        "/v1/responses": '{"model":"m","input":"hi","text":{"format":{"type":"json_schema",'
+        f'"name":"n","schema":{schema}}}}}}}',
+        "/v1/messages": f'{{{hi},"max_tokens":9,"output_config":{{"format":'
+        f'{{"type":"json_schema","schema":{schema}}}}}}}',
+        "/api/chat": f'{{{hi},"format":{schema}}}',
+    }
+    for path, body in bodies.items():
+        answer = httpx2.post(f"{running.url}{path}", content=body.encode())
+        assert answer.status_code == 400, path
+        assert "properties.a: stands there twice" in answer.text, path
+    # Elsewhere the last one holds, as in every other JSON reader.
+    plain = '{"model":"absent","model":"m","messages":[{"role":"user","content":"hi"}]}'
+    answer = httpx2.post(f"{running.url}/v1/chat/completions", content=plain.encode())
+    assert answer.status_code == 200
+    assert running.engine.requests[0].make_constraint is None

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from osaurus.server.errors import RequestRefused
-from osaurus.server.origins import is_loopback
+from osaurus.server.origins import is_foreign_page, is_loopback
 from osaurus.server.paths import normalize
 from osaurus.settings.keys import KeyRing, Verdict, judge
 
@@ -95,8 +95,8 @@ def caller_of(request: Request) -> Caller:
 
 
 def require_owner(request: Request) -> None:
-    """Raises `RequestRefused` (403). Foreign web pages were refused before (`origins.py`)."""
-    if caller_of(request) != "owner":
+    """Raises `RequestRefused` (403), for a page too that speaks through the owner's browser."""
+    if caller_of(request) != "owner" or is_foreign_page(request.scope):
         raise RequestRefused(
             "local_only", "this path answers programs of this machine, and those with a key, only"
         )

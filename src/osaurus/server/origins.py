@@ -24,6 +24,7 @@ _TOKEN_LIST = re.compile(
     r"[!#$%&'*+.^_`|~0-9A-Za-z-]+(?:[ \t]*,[ \t]*[!#$%&'*+.^_`|~0-9A-Za-z-]+)*"
 )
 _PREFLIGHT_MAX_AGE_S = 600
+_FOREIGN_KEY = "osaurus.foreign_page"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,7 @@ class OriginPolicy:
         if not origin:
             return []
         if self._allows(origin, is_guarded=_is_guarded(scope)):
+            scope[_FOREIGN_KEY] = not self._is_known(origin)
             return [(b"access-control-allow-origin", self._echo(origin)), (b"vary", b"Origin")]
         if scope["method"] == "GET" and not _is_guarded(scope):
             return []  # without CORS headers the page cannot read the answer
@@ -68,14 +70,20 @@ class OriginPolicy:
     def _allows(self, origin: str, *, is_guarded: bool) -> bool:
         if any(char in origin for char in "\r\n"):
             return False
-        if is_loopback(_origin_host(origin)) or origin in self.cors_origins:
-            return True
-        return "*" in self.cors_origins and not is_guarded
+        return self._is_known(origin) or ("*" in self.cors_origins and not is_guarded)
+
+    def _is_known(self, origin: str) -> bool:
+        return is_loopback(_origin_host(origin)) or origin in self.cors_origins
 
     def _echo(self, origin: str) -> bytes:
         if "*" in self.cors_origins and origin not in self.cors_origins:
             return b"*"
         return origin.encode("latin-1")
+
+
+def is_foreign_page(scope: Scope) -> bool:
+    """Whether a page asks that only `*` lets in: it may use the server and not change it."""
+    return scope.get(_FOREIGN_KEY, False)
 
 
 def preflight_headers(scope: Scope) -> _Headers | None:

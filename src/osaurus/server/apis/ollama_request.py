@@ -34,10 +34,17 @@ _ROLES: tuple[str, ...] = get_args(Role)
 
 
 def chat_request_of(body: ChatBody, request_id: str) -> ChatRequest:
-    """Raises `InvalidField`, its `field` spelled as in the request."""
+    """An answer goes on where a last message of the assistant ends, as under Ollama. Raises
+    `InvalidField`, its `field` spelled as in the request."""
+    messages = _messages(body.messages or ())
+    last = messages[-1] if messages else None
     return ChatRequest(
-        messages=_messages(body.messages or ()),
+        messages=messages,
         tools=offered_tools(body.tools or ()),
+        continue_final_message=last is not None
+        and last.role == "assistant"
+        and bool(last.text)
+        and not last.tool_calls,
         **_shared(body, request_id),
     )
 
