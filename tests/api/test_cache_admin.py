@@ -140,7 +140,8 @@ def test_no_page_of_another_origin_reaches_them_under_any_spelling(
     running = start(config=ServerConfig(port=0, cors_origins=("*",)))
     foreign = {"origin": "https://evil.example"}
     response = httpx2.request(method, running.url + prefix + path, headers=foreign)
-    assert (response.status_code, response.json()["error"]["code"]) == (403, "forbidden_origin")
+    assert response.status_code == 403
+    assert "https://evil.example" in response.json()["error"]["message"]
     assert httpx2.request(method, running.url + prefix + path).status_code == 200
 
 
