@@ -73,11 +73,16 @@ class ContextLengthExceeded(UserError):
         self.field = "messages"  #: of the request; a raw prompt has another name
 
 
+#: Of a name that leads nowhere, what an error repeats.
+_LONGEST_NAME = 200
+
+
 class ModelNotFound(UserError):
     code = "model_not_found"
 
     def __init__(self, model: str, hint: str = "") -> None:
-        super().__init__(f"model {model!r} not found" + (f"; {hint}" if hint else ""))
+        shown = model if len(model) <= _LONGEST_NAME else f"{model[:_LONGEST_NAME]}..."
+        super().__init__(f"model {shown!r} not found" + (f"; {hint}" if hint else ""))
         self.model = model
 
 
