@@ -166,7 +166,7 @@ def _read_openai(whole: dict[str, Any]) -> Answer:
             (call["function"]["name"], json.loads(call["function"]["arguments"]))
             for call in message.get("tool_calls") or ()
         ],
-        {"tool_calls": "calls"}.get(choice["finish_reason"], choice["finish_reason"]),
+        "calls" if choice["finish_reason"] == "tool_calls" else choice["finish_reason"],
         whole["usage"]["prompt_tokens"],
         whole["usage"]["completion_tokens"],
     )
