@@ -285,3 +285,55 @@ def _until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         pause.wait(0.02)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [CAPITAL, [{"role": "system", "content": "Answer in one word."}, *CAPITAL]],
+    ids=["the template's own system text", "a system message"],
+)
+def test_the_rendered_prompt_is_the_one_that_a_chat_runs(
+    served: Served, messages: list[Any]
+) -> None:
+    body = {"model": "default", "messages": messages}
+    told = httpx2.post(f"{served.url}/admin/render-prompt", json=body, timeout=60).json()
+    text = told["rendered_prompt"]
+    ids = served.bundle.load_tokenizer().encode(text, parse_special=True, add_bos=False)
+    answer = served.ask(messages)
+    assert answer.usage is not None
+    assert len(ids) == told["prompt_tokens"] == answer.usage.prompt_tokens
+    raw = served.client.completions.create(
+        model="default", prompt=text, temperature=0, max_tokens=16
+    )
+    assert raw.choices[0].text == _content(answer)
+    assert answer.model_extra is not None
+    assert answer.model_extra["prefix_hash"] == told["prefix_hash"]
+
+    later = [*messages, {"role": "assistant", "content": "Paris."}, *STORY]
+    next_turn = httpx2.post(
+        f"{served.url}/admin/render-prompt", json={**body, "messages": later}, timeout=60
+    ).json()
+    static = told["static_prefix"]
+    assert "system" in static
+    assert CAPITAL[0]["content"] not in static
+    assert next_turn["static_prefix"] == static
+    assert next_turn["rendered_prompt"].startswith(static)
+
+
+def test_the_last_request_has_the_counts_and_times_of_its_answer(served: Served) -> None:
+    first, again = served.ask(STORY, seed=1), served.ask(STORY, seed=1)
+    rows = httpx2.get(f"{served.url}/admin/generation-settings", timeout=60).json()["models"]
+    (row,) = rows
+    last, timing = row["last_request"], row["last_request"]["timing"]
+    assert first.usage is not None
+    assert again.usage is not None
+    assert again.usage.prompt_tokens_details is not None
+    assert (row["stage"], row["effective"]["seed"]) == ("submitted", 1)
+    assert last["prompt_tokens"] == again.usage.prompt_tokens
+    assert last["cached_prompt_tokens"] == again.usage.prompt_tokens_details.cached_tokens > 0
+    assert last["decode_path"] == "plain"
+    assert last["stop_reason"] in ("stop", "length")
+    assert 0 < timing["template_s"] < timing["prepare_s"]
+    phases = sum(timing[name] for name in ("prepare_s", "queue_s", "restore_s", "prefill_s"))
+    assert 0 < phases <= timing["first_token_s"]
+    assert timing["decode_s"] > 0

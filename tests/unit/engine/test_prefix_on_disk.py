@@ -95,6 +95,14 @@ def test_the_first_request_after_a_restart_reads_its_prefix(
     life.end()
 
 
+def test_the_time_of_reading_from_disk_is_a_part_of_the_prompts(model: Model, stored: Path) -> None:
+    life = Life(model, stored)
+    _, info = life.answer(PROMPT)
+    assert info.cache_detail == "disk"
+    assert 0 < info.restore_time_s < info.prompt_time_s
+    life.end()
+
+
 def test_another_model_finds_nothing(model: Model, stored: Path, expected: list[int]) -> None:
     life = Life(model, stored, identity="tiny@2")
     answer, info = life.answer(PROMPT)
