@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from osaurus.grammar.mask import allows
 from osaurus.grammar.matcher import compute_masks
-from osaurus.kernels.token_mask import allows, best_allowed, keep_allowed
+from osaurus.kernels.token_mask import best_allowed, keep_allowed
 from osaurus.types.engine import Constraint, TokenRule
 from osaurus.types.sampling import SamplingParams
 

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from osaurus.errors import RequestFailed
+from osaurus.grammar.mask import allows
 from osaurus.grammar.vocabulary import GrammarVocabulary
-from osaurus.kernels.token_mask import allows
 from osaurus.types.engine import Constraint
 
 if TYPE_CHECKING:

@@ -46,9 +46,3 @@ def _on_device(row: Tensor, mask: Mask) -> Tensor:
     kept = torch.full_like(row, float("-inf"))
     kept[: flags.numel()] = row[: flags.numel()].masked_fill(~flags, float("-inf"))
     return kept
-
-
-def allows(mask: Mask, token_id: int) -> bool:
-    """Whether the mask has the token's bit."""
-    word = token_id >> 5
-    return 0 <= word < mask.size and bool((int(mask[word]) >> (token_id & 31)) & 1)

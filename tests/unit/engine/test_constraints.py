@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from osaurus.engine.sampler import Sampled, TokenSampler, sample_rows
+from osaurus.grammar.mask import allows
 from osaurus.grammar.matcher import GrammarFault
 from osaurus.kernels.token_mask import (
     _on_device,
-    allows,
     best_allowed,
     keep_allowed,
 )
