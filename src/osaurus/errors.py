@@ -25,6 +25,7 @@
     │   └── DownloadError
     ├── EngineError          the engine refused or failed
     │   ├── EngineShutdown
+    │   ├── DeviceLost           the device answers nothing more in this process
     │   ├── InvalidMaxBatchSize
     │   └── RequestFailed        one request failed; the engine goes on
     └── Cancelled            the request was cancelled by its consumer
@@ -190,6 +191,17 @@ class EngineError(OsaurusError):
 
 class EngineShutdown(EngineError):
     code = "engine_shutdown"
+
+
+class DeviceLost(EngineError):
+    code = "device_lost"
+
+    def __init__(self, device: str, reason: str) -> None:
+        super().__init__(
+            f"the device {device} answers no more in this process ({reason}); restart the server, "
+            "or set performance.device to another device"
+        )
+        self.device = device
 
 
 class InvalidMaxBatchSize(EngineError):

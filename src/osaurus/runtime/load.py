@@ -20,6 +20,7 @@ from osaurus.runtime.conventions import Conventions, read_conventions
 from osaurus.runtime.defaults import bundle_sampling
 from osaurus.runtime.embedder import load_embedder, options_for_embedding
 from osaurus.runtime.gate import DeviceGate
+from osaurus.runtime.lost_device import telling_a_lost_device
 from osaurus.runtime.machine import device_memory, host_memory
 from osaurus.runtime.memory import Limits, LoadPlan
 from osaurus.runtime.model import (
@@ -195,15 +196,25 @@ class BundleSource:
         return max(listing.size_bytes, plan.working_set.total_bytes)
 
     def load(self, listing: Listing) -> ModelContainer:
+        device = resolve_device(self.options.device)
+        with telling_a_lost_device(device):
+            container = self._load(listing, device)
+
+        def make_engine(max_batch_size: int) -> Engine:
+            with telling_a_lost_device(device):
+                return container.make_engine(max_batch_size)
+
+        return replace(container, make_engine=make_engine)
+
+    def _load(self, listing: Listing, device: str) -> ModelContainer:
         from osaurus.bundle.fingerprint import model_identity
         from osaurus.bundle.manifest import check_manifest
         from osaurus.models.registry import load_model
         from osaurus.topology.summary import resumes_at_snapshots
 
         options = self.options
-        device = resolve_device(options.device)
         bundle = _opened(listing, options)
-        if (is_embedder := bundle.embedding_spec is not None):
+        if is_embedder := bundle.embedding_spec is not None:
             options = options_for_embedding(options, bundle)
         others = sum(size for name, size in self._taken.items() if name != listing.model_id)
         plan = self._last_plan = check_memory(bundle, options, device, others_bytes=others)

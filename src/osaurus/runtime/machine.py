@@ -7,6 +7,8 @@ from pathlib import Path
 
 import psutil
 
+from osaurus.runtime.lost_device import telling_a_lost_device
+
 #: Where the limits of a control group are, and what the second version of them calls "none".
 _CGROUPS = Path("/sys/fs/cgroup")
 _SELF = Path("/proc/self/cgroup")
@@ -37,12 +39,13 @@ def host_memory(cgroups: Path = _CGROUPS, own: Path = _SELF) -> Memory:
 
 
 def device_memory(device: str) -> Memory | None:
-    """None for one that has no memory of its own. Imports torch."""
+    """None for one that has no memory of its own. Imports torch. Raises `DeviceLost`."""
     if not device.startswith("cuda"):
         return None
     import torch
 
-    free, total = torch.cuda.mem_get_info(torch.device(device))
+    with telling_a_lost_device(device):
+        free, total = torch.cuda.mem_get_info(torch.device(device))
     return Memory(name=device, physical_bytes=total, available_bytes=free)
 
 

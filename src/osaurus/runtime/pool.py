@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from osaurus.errors import EngineShutdown, LoadRefused, ModelNotLoaded
+from osaurus.errors import DeviceLost, EngineShutdown, LoadRefused, ModelNotLoaded
 from osaurus.runtime.blocking import on_thread
 from osaurus.runtime.cache_totals import CacheTotals
 from osaurus.runtime.held import HeldModel, Waiter
@@ -82,6 +82,7 @@ class ModelRuntime:
         self.lease = ModelLease()
         self.chats = LiveChats()
         self.engines = EngineRegistry(run)
+        self.lost_device: str | None = None  #: why models cannot be run in this process any more
         self._source = source
         self._run = run
         self._residents = Residents()
@@ -113,8 +114,8 @@ class ModelRuntime:
 
         `allow_paths` is for names that the operator gave, never for a client's. Raises
         `ModelNotFound`, what was wrong with the bundle, `LoadRefused` for a background use that
-        would disturb others, `ModelNotLoaded` where the settings let no request load it, or
-        `EngineShutdown`.
+        would disturb others, `ModelNotLoaded` where the settings let no request load it,
+        `DeviceLost`, or `EngineShutdown`.
         """
         use = use or ModelUse()
         is_live = use.intent == "interactive"
@@ -124,9 +125,11 @@ class ModelRuntime:
             if not is_live and not await self.chats.wait_idle(self.settings.background_wait_s):
                 raise LoadRefused(f"{name} is not used in the background while chats are live")
             model = await self._leased(name, allow_paths, use)
-        except BaseException:
+        except BaseException as error:
             if is_live:
                 self.chats.end()
+            if isinstance(error, DeviceLost):
+                self.lost_device = error.message
             raise
         self._residents.note_use(model.model_id, name, use)
         return HeldModel(model, partial(self._end_use, model.model_id, is_live))

@@ -4,6 +4,7 @@ go back to the system."""
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ from osaurus.types.engine import Engine, EngineConfig
 
 if TYPE_CHECKING:
     from osaurus.models.base import Model
+
+logger = logging.getLogger(__name__)
 
 
 class LoadedWeights:
@@ -70,5 +73,8 @@ def give_back(gate: DeviceGate, name: str, let_go: Callable[[], object]) -> None
         let_go()
         gc.collect()  # engines and their models refer to each other
         if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
+            try:
+                torch.cuda.empty_cache()
+            except RuntimeError as error:  # a lost device gives nothing back
+                logger.warning("%s: its device's memory stays taken: %s", name, error)
         trim_heap()

@@ -63,7 +63,7 @@ class Health:
 
     async def ready(self, request: Request) -> Response:
         """200 when requests are welcome, else 503 with the reason."""
-        reason = self._readiness.reason
+        reason = self._reason()
         body = {"ready": reason is None, "reason": reason}
         status = 200 if reason is None else 503
         return Response(msgspec.json.encode(body), status, media_type="application/json")
@@ -72,11 +72,12 @@ class Health:
         resident = self._runtime.resident()
         failures = self._runtime.failures()
         engines = self._runtime.engines
-        last_error = engines.last_error or next(reversed(list(failures.values())), None)
+        newest = next(reversed(list(failures.values())), None)
+        last_error = self._runtime.lost_device or engines.last_error or newest
         feasibility = None if self._live is None else self._live.feasibility
         now = datetime.now(UTC)
         return {
-            "ready": self._readiness.reason is None,
+            "ready": self._reason() is None,
             "instance_id": self._instance_id,
             "loaded": sorted(row.model.model_id for row in resident),
             "current_model": self._runtime.current,
@@ -94,6 +95,10 @@ class Health:
             "http_inflight": self._admission.active,
             "http_inference_limit": self._admission.limit,
         }
+
+    def _reason(self) -> str | None:
+        """A supervisor that sees `device_lost` should start another process."""
+        return self._readiness.reason or ("device_lost" if self._runtime.lost_device else None)
 
     def _default_error(self) -> str | None:
         """Why the model of the start is not there, until it has been loaded after all."""
