@@ -207,8 +207,12 @@ _MULTIMODAL = (
 
 _NO_DRAFTS = "No drafter runs yet: every token is the model's own."
 _MTP = (
-    _kept("mtp.mode", "family_default", _NO_DRAFTS,
-          words=("off", "family_default", "auto", "force_on")),
+    _kept(
+        "mtp.mode",
+        "family_default",
+        _NO_DRAFTS,
+        words=("off", "family_default", "auto", "force_on"),
+    ),
     _kept("mtp.draftTokenLimit", None, _NO_DRAFTS, kind="whole", range=_AT_LEAST_1),
     _kept("mtp.explicitDepth", None, _NO_DRAFTS, kind="whole", range=_AT_LEAST_1),
     _kept("mtp.keepDraftCacheSeparate", True, _NO_DRAFTS),

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from osaurus.engine.core import BatchEngine
 from osaurus.errors import IncompleteBundle, UnsupportedBundle
-from osaurus.models.gemma3 import Gemma3Config
 from osaurus.models.families import FAMILIES
+from osaurus.models.gemma3 import Gemma3Config
 from osaurus.topology.base import group_layers
 from osaurus.types.engine import EngineConfig
 from tiny import TokenText, ask, load_tiny, save_tiny, tokens_of
