@@ -288,6 +288,10 @@ class ModelRuntime:
         """Raises AssertionError when something is counted twice or left behind."""
         self._loader.check()
         self.engines.check()
+        idle_names = {idle.name for idle in self._residency.idle_models()}
+        for name in () if self.is_shut_down else self._loader.models.names():
+            is_kept = name in idle_names or self.lease.count(name)
+            assert is_kept, f"{name}: resident, unused, and nothing decided about it"
         for idle in self._residency.idle_models():
             assert self.lease.count(idle.name) == 0, f"{idle.name}: a timer runs during a lease"
             assert self._is_resident(idle.name), f"{idle.name}: a timer without a model"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from osaurus.bundle.bundle import open_bundle
 from osaurus.engine.core import BatchEngine
 from osaurus.errors import InsufficientResources, InvalidField, UnsupportedBundle
 from osaurus.kernels import heap
@@ -298,6 +299,25 @@ def test_the_plan_of_the_last_load_is_kept(folder: Path) -> None:
     assert source.last_plan is not None
     assert source.last_plan.allowed
     assert source.last_plan.is_estimated
+
+
+def test_the_plan_counts_requests_context_and_numbers_as_the_settings_say(folder: Path) -> None:
+    bundle = open_bundle(folder)
+
+    def planned(requests: int = 1, **performance: Any) -> int:
+        document = {
+            "concurrency": {"maxConcurrentSequences": requests},
+            "performance": {"kvBudgetMB": 100, **performance},
+        }
+        options = load_options(resolve(document))
+        return plan.plan_of(bundle, options, "cpu").working_set.kv_bytes
+
+    one = 3 * 2 * 2 * 32 * 512 * 2  # layers, keys and values, heads, their width, tokens, bytes
+    assert planned() == one
+    assert planned(3) == 3 * one
+    assert planned(maxContextTokens=128) == one // 4
+    assert planned(computeMode="float32") == 2 * one
+    assert planned(3, kvBudgetMB=0.1) == 100_000
 
 
 def test_every_setting_of_a_load_is_tried_here() -> None:

@@ -61,8 +61,12 @@ class Flights(RuleBasedStateMachine):
 
     @rule(key=_KEYS)
     def ask(self, key: str) -> None:
-        work = self.flight.value(key, lambda: self._make(key))
-        self.callers.append(self.loop.create_task(work))
+        self.callers.append(self.loop.create_task(self._ask(key)))
+
+    async def _ask(self, key: str) -> Value:
+        value = await self.flight.value(key, lambda: self._make(key))
+        assert self.flight.get(key) is value, "handed out while it is taken down"
+        return value
 
     @rule(key=_KEYS)
     def remove(self, key: str) -> None:
@@ -96,8 +100,12 @@ class Flights(RuleBasedStateMachine):
         assert all(count <= 1 for count in self.running.values()), "two at once for one key"
         for task in [t for t in self.callers if t.done()]:
             self.callers.remove(task)
-            if not task.cancelled() and task.exception() is None:
-                assert not task.result().is_disposed
+            if task.cancelled():
+                continue
+            if (error := task.exception()) is not None:
+                assert isinstance(error, LookupError), error
+                continue
+            assert not task.result().is_disposed
         for task in [t for t in self.removers if t.done()]:
             self.removers.remove(task)
             if not task.cancelled() and (value := task.result()) is not None:
