@@ -238,6 +238,7 @@ def test_a_manifest_for_this_version_is_obeyed(tmp_path: Path) -> None:
         ('{"required_osaurus_version": "99.0.0", "model_version": "1"}', "needs osaurus 99.0.0"),
         ('{"required_osaurus_version": "soon", "model_version": "1"}', "'soon', not a version"),
         ('{"required_osaurus_version": "0.0.1", "model_version": 1}', "not a decimal text"),
+        ('{"required_osaurus_version": "0.0.1", "model_version": "one"}', "not a decimal text"),
         ('{"x": "' + "y" * 65536 + '"}', "larger than"),
     ],
 )
