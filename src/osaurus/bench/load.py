@@ -52,11 +52,24 @@ class Reply:
 
 
 class HttpLoad:
-    """A client of one server. `on_text` is called at the arrival of each piece of text."""
+    """A client of one server. `on_text` is called at the arrival of each piece of text.
+    `is_chat` False asks a model without a chat template to go on with the text itself;
+    `extra` are further fields of every request's body."""
 
-    def __init__(self, address: str, model: str, *, api_key: str | None = None) -> None:
-        self._url = address.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
+    def __init__(
+        self,
+        address: str,
+        model: str,
+        *,
+        api_key: str | None = None,
+        is_chat: bool = True,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        path = "/v1/chat/completions" if is_chat else "/v1/completions"
+        self._url = address.rstrip("/").removesuffix("/v1") + path
         self._model = model
+        self._is_chat = is_chat
+        self._extra = dict(extra or {})
         self._http = httpx2.Client(
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx2.Timeout(600, connect=5),
@@ -70,13 +83,15 @@ class HttpLoad:
         self, content: str, max_tokens: int, *, on_text: Callable[[], None] | None = None
     ) -> Reply:
         """One greedy streamed answer. Raises `DidNotRun` with the server's own words."""
+        messages = [{"role": "user", "content": content}]
         body = {
             "model": self._model,
-            "messages": [{"role": "user", "content": content}],
+            **({"messages": messages} if self._is_chat else {"prompt": content}),
             "max_tokens": max_tokens,
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **self._extra,
         }
         times: list[float] = []
         usage: Mapping[str, Any] = {}
@@ -262,5 +277,8 @@ def _worst_gap(load: HttpLoad, random: Random, new_tokens: int, prefix_words: in
 
 
 def _has_text(frame: Mapping[str, Any]) -> bool:
-    deltas = (choice.get("delta") or {} for choice in frame.get("choices") or [])
-    return any(delta.get("content") or delta.get("reasoning_content") for delta in deltas)
+    for choice in frame.get("choices") or []:
+        delta = choice.get("delta") or {}
+        if choice.get("text") or delta.get("content") or delta.get("reasoning_content"):
+            return True
+    return False

@@ -45,6 +45,18 @@ def test_a_refusal_is_quoted() -> None:
         load.close()
 
 
+def test_a_model_without_a_template_goes_on_with_the_text_itself() -> None:
+    frames = [{"choices": [{"index": 0, "text": "and on"}]}, *end_frames(2, 3)]
+    with scripted_server(lambda _: frames) as server:
+        load = HttpLoad(server.address, "m", is_chat=False, extra={"ignore_eos": True})
+        reply = load.ask("on", 3)
+        load.close()
+    assert len(reply.times) == 1
+    body = server.requests[0]
+    assert (body["prompt"], body["ignore_eos"]) == ("on", True)
+    assert "messages" not in body
+
+
 def test_every_figure_of_a_users_view_is_taken() -> None:
     frames = [text_frame("Once "), text_frame("more"), *end_frames(50, 6)]
     with scripted_server(lambda _: frames) as server:
