@@ -218,7 +218,9 @@ def test_the_shipped_mode_is_close_and_quantizing_makes_it_smaller(
     assert share < (0.52 if on_load is None else 0.45)
 
 
-@pytest.mark.parametrize("family", ["MiniMax M2", "Hunyuan MoE", "Laguna", "gpt-oss", "Nemotron-H"])
+@pytest.mark.parametrize(
+    "family", ["MiniMax M2", "Hunyuan MoE", "Laguna", "gpt-oss", "Nemotron-H", "Granite hybrid"]
+)
 def test_experts_are_read_one_at_a_time(
     tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,9 +27,9 @@ _SUFFIX = ".weight"
 
 @dataclass(frozen=True, slots=True)
 class Renamed:
-    """What becomes of a stored tensor: part of `target`. `merged` are the patterns whose tensors
-    are stacked there, those of one expert below each other in this order; empty where it is
-    anything else, `pattern` then says nothing."""
+    """What becomes of a stored tensor: all of `target` under another name where `pattern` is None,
+    else part of it. `merged` are the patterns whose tensors are stacked there, those of one expert
+    below each other in this order; empty where it is anything else."""
 
     target: str
     pattern: str | None = None
@@ -71,10 +71,14 @@ def find_stacks(
             stacks[target] = Stack(whole=names[own])
             continue
         renamed = rename(own)
-        if renamed.target in wanted and renamed.pattern in renamed.merged:
+        if renamed.target not in wanted:
+            continue
+        if renamed.pattern is None:
+            stacks.setdefault(renamed.target, Stack(whole=names[own]))
+        elif renamed.pattern in renamed.merged:
             orders[renamed.target] = renamed.merged
             parts = found.setdefault(renamed.target, {})
-            parts.setdefault(str(renamed.pattern), []).append(names[own])
+            parts.setdefault(renamed.pattern, []).append(names[own])
     for target, parts in found.items():
         columns = [parts.get(pattern, []) for pattern in orders[target]]
         if target not in stacks and all(len(part) == wanted[target] for part in columns):
