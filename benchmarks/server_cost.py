@@ -17,19 +17,19 @@ import json
 import os
 import re
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import psutil
+from peer_servers import dequantized, free_port
 
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OSAURUS_NO_UPDATE": "1"}
 
@@ -99,22 +99,10 @@ def one_layer(source: Path, folder: Path) -> Path:
     return path
 
 
-def as_folder(python: str, path: Path) -> Path:
-    """The same weights, dequantized, as a folder that transformers reads."""
-    folder = path.parent / "small"
-    script = (
-        "import sys, torch; from transformers import AutoModelForCausalLM, AutoTokenizer\n"
-        "where = dict(gguf_file='small.gguf')\n"
-        "m = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16, **where)\n"
-        "m.save_pretrained(sys.argv[2])\n"
-        "t = AutoTokenizer.from_pretrained(sys.argv[1], **where); t.save_pretrained(sys.argv[2])\n"
-    )
-    subprocess.run([python, "-c", script, str(path.parent), str(folder)], check=True)
-    return folder
-
-
 @contextmanager
-def server(command: list[str], port: int, env: dict[str, str]) -> Iterator[psutil.Process]:
+def server(
+    command: list[str], port: int, env: dict[str, str]
+) -> Generator[psutil.Process]:
     process = subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,
@@ -205,12 +193,6 @@ def llama_alone(folder: Path, path: Path, tokens: int) -> float:
     return (found[1] - found[0]) / (tokens - tokens // 6)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("model", type=Path)
@@ -244,7 +226,7 @@ def main() -> None:
         folder = None
         python = options.transformers_python
         if python:
-            folder = as_folder(python, small)
+            folder = dequantized(python, small, home / "plain")
 
         def transformers() -> tuple[float, float]:
             port = free_port()
