@@ -100,9 +100,7 @@ def one_layer(source: Path, folder: Path) -> Path:
 
 
 @contextmanager
-def server(
-    command: list[str], port: int, env: dict[str, str]
-) -> Generator[psutil.Process]:
+def server(command: list[str], port: int, env: dict[str, str]) -> Generator[psutil.Process]:
     process = subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,
