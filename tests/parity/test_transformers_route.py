@@ -36,6 +36,7 @@ from transformers_families import MADE, load_routed, outcome
 
 LENGTHS = (70, 33, 1, 49)
 COUNT = 32
+CLOSE = dict(rtol=1e-3, atol=1e-4)
 
 
 @pytest.fixture(scope="module", params=MADE)
@@ -230,6 +231,32 @@ def test_experts_are_read_one_at_a_time(
     tokens = _prompts()[1]
     assert torch.equal(_logits(load_routed(tmp_path), tokens), _logits(exact, tokens))
     assert load_routed(tmp_path, "bfloat16", on_load="int8").nbytes < 0.55 * exact.nbytes
+
+
+@pytest.mark.parametrize(
+    ("family", "field"),
+    [
+        ("Granite hybrid", "mamba_chunk_size"),
+        ("Falcon-H1", "mamba_chunk_size"),
+        ("Mamba 2", "chunk_size"),
+        ("Nemotron-H", "chunk_size"),
+    ],
+)
+def test_scans_in_shorter_pieces_than_the_config_says_give_the_same_logits(
+    tmp_path: Path, family: str, field: str
+) -> None:
+    reference = save_tiny(tmp_path, **{**MADE[family], field: 256})
+    reference.set_attn_implementation("eager")
+    model, tokens = load_routed(tmp_path), (_prompts()[0] * 3)[:150]
+    mixers = [m for m in model.call.network.modules() if hasattr(m, "ssm_state_size")]
+    assert mixers
+    assert all(mixer.chunk_size == 64 for mixer in mixers)
+    rig = Rig(model)
+    lane = rig.open()
+    rig.prefill(lane, tokens[:-1])
+    with torch.no_grad():
+        expected = reference(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1]
+    torch.testing.assert_close(rig.decode([(lane, tokens[-1:])])[0], expected.float(), **CLOSE)
 
 
 def test_gpt_oss_experts_stay_in_mxfp4(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from osaurus.models.transformers_model import (
 from osaurus.models.transformers_own_cache import OwnCaches, learn_own_cache
 from osaurus.models.transformers_single import SingleSlotModel
 from osaurus.models.transformers_stacks import Rename, Renamed
-from osaurus.models.transformers_state import learn_states
+from osaurus.models.transformers_state import learn_states, shorten_scans
 from osaurus.models.transformers_weights import WeightMap, check_loaded, freeze, install
 from osaurus.quant.schemes import read_schemes
 from osaurus.topology.base import AttentionTopology, LayerTopology
@@ -252,6 +252,7 @@ def _load(
         raise UnsupportedBundle(f"{cls.__name__} cannot be built: {_line(error)}") from error
     check_loaded(info)
     taken = install(network, weights, on_load, loader.dtype, loader.device)
+    shorten_scans(network)
     loader.finish()
     return network.eval(), taken + freeze(network)
 

@@ -13,11 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from osaurus.models.base import LayerMemory
 from osaurus.topology.base import StateArray
 from osaurus.topology.recurrent import StateTopology
+
+#: Tokens of a piece that a Mamba-2 layer's scan takes at once. The scan in plain torch pads a
+#: prompt to whole pieces and holds [tokens, piece, heads, state size] in float32: with the 256
+#: of most configs that is gigabytes for any prompt, and several times the time.
+_SCAN_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +52,15 @@ class StateForm:
         kind = "short_conv" if all(array.is_window for array in self.arrays) else "recurrent"
         arrays = tuple(StateArray(name=array.name, shape=array.shape) for array in self.arrays)
         return StateTopology(kind=kind, arrays=arrays)
+
+
+def shorten_scans(network: nn.Module) -> None:
+    """Have Mamba-2 layers scan in short pieces: how long they are changes the rounding only."""
+    module: Any
+    for module in network.modules():
+        piece = getattr(module, "chunk_size", None)
+        if isinstance(piece, int) and hasattr(module, "ssm_state_size"):
+            module.chunk_size = min(piece, _SCAN_TOKENS)
 
 
 def learn_states(cache: Any) -> tuple[StateForm, ...]:

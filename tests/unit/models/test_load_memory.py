@@ -1,5 +1,6 @@
 """Claim: a load takes at most 15 % or 200 MB more than it keeps, and the file's pages are not kept
-beside the weights: for the default model, and for experts that are quantized as they come.
+beside the weights: for the default model, and for experts of the transformers route, whether a
+bundle has them one by one or stacked under a name of its own, plain or quantized as they come.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +39,8 @@ def status(name):
 bundle = open_bundle(sys.argv[1], "default")
 if bundle.config["model_type"] != "llama":
     import osaurus.models.transformers_route, transformers
-    transformers.MiniMaxM2ForCausalLM
+    config = transformers.CONFIG_MAPPING[bundle.config["model_type"]]
+    transformers.MODEL_FOR_CAUSAL_LM_MAPPING[config]
 torch.randn(64, 64) @ torch.randn(64, 64)
 before = status("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")
@@ -78,6 +82,32 @@ def test_the_peak_of_a_load_is_bounded(default_bundle: Bundle) -> None:
     assert figures["after"] - figures["before"] < figures["weights"] + 40e6, figures
 
 
+#: Of what it stores, what a load may keep at most.
+SHARES = {"": 1.05, "int8": 0.65, "int4": 0.45}
+
+
+def _values(config: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Weights for a model of a config by the names that transformers has for them."""
+    with torch.device("meta"):
+        skeleton = transformers.AutoModelForCausalLM.from_config(config)
+    for name, parameter in skeleton.state_dict().items():
+        value = torch.full(parameter.shape, 0.02, dtype=torch.bfloat16)
+        value.view(-1)[::7] = -0.03
+        yield name, value
+
+
+def _load_saved(path: Path, config: Any, tensors: dict[str, torch.Tensor], quantize: str) -> None:
+    """Save a bundle, load it and check what that takes."""
+    config.save_pretrained(path)
+    save_file(tensors, path / "model.safetensors")
+    byte_level_tokenizer().save(str(path / "tokenizer.json"))
+    stored = (path / "model.safetensors").stat().st_size
+    tensors.clear()
+    figures = _figures(path, quantize)
+    _check(figures)
+    assert figures["weights"] < SHARES[quantize] * stored, figures
+
+
 @pytest.mark.slow
 @needs_proc
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
@@ -99,12 +129,8 @@ def test_experts_that_are_quantized_as_they_come_are_never_whole(
         max_position_embeddings=256,
         pad_token_id=0,
     )
-    with torch.device("meta"):
-        skeleton = transformers.AutoModelForCausalLM.from_config(config)
     tensors: dict[str, torch.Tensor] = {}
-    for name, parameter in skeleton.state_dict().items():
-        value = torch.full(parameter.shape, 0.02, dtype=torch.bfloat16)
-        value.view(-1)[::7] = -0.03
+    for name, value in _values(config):
         if not name.endswith(("gate_up_proj", "down_proj")):
             tensors[name] = value
             continue
@@ -124,11 +150,43 @@ def test_experts_that_are_quantized_as_they_come_are_never_whole(
         ): tensor
         for name, tensor in tensors.items()
     }
-    config.save_pretrained(tmp_path)
-    save_file(tensors, tmp_path / "model.safetensors")
-    byte_level_tokenizer().save(str(tmp_path / "tokenizer.json"))
-    stored = (tmp_path / "model.safetensors").stat().st_size
-    del tensors
-    figures = _figures(tmp_path, quantize)
-    _check(figures)
-    assert figures["weights"] < (0.65 if quantize == "int8" else 0.45) * stored
+    _load_saved(tmp_path, config, tensors, quantize)
+
+
+@pytest.mark.slow
+@needs_proc
+@pytest.mark.parametrize("quantize", ["", "int8", "int4"])
+def test_stacks_of_experts_that_transformers_renames_are_never_whole(
+    tmp_path: Path, quantize: str
+) -> None:
+    """About 430 M weights of a Granite hybrid, 870 MB in the file."""
+    config = transformers.AutoConfig.for_model(
+        "granitemoehybrid",
+        vocab_size=512,
+        hidden_size=1024,
+        intermediate_size=1024,
+        shared_intermediate_size=1024,
+        num_hidden_layers=4,
+        layer_types=["linear_attention", "full_attention"] * 2,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        num_local_experts=32,
+        num_experts_per_tok=2,
+        mamba_n_heads=32,
+        mamba_d_head=64,
+        mamba_d_state=64,
+        max_position_embeddings=256,
+        pad_token_id=0,
+    )
+    stored = {
+        ".experts.gate_up_proj": ".input_linear.weight",
+        ".experts.down_proj": ".output_linear.weight",
+        ".router.weight": ".router.layer.weight",
+    }
+    tensors: dict[str, torch.Tensor] = {}
+    for name, value in _values(config):
+        for own, other in stored.items():
+            name = name.replace(f"block_sparse_moe{own}", f"block_sparse_moe{other}")
+        tensors[name] = value
+    assert any(name.endswith(".input_linear.weight") for name in tensors)
+    _load_saved(tmp_path, config, tensors, quantize)
