@@ -35,7 +35,11 @@ _CONTENT = re.compile(rb'"content":"([^"]*)"')
 
 def serve(rate: float, is_burst: bool) -> None:
     """The server's process: prints its address, ends when stdin closes, prints what it heard."""
-    from api.scripted_engine import ByteTokenizer, ScriptedEngine, ScriptedSource
+    from api.scripted_engine import (  # pyright: ignore[reportMissingImports] - tests are on the path
+        ByteTokenizer,
+        ScriptedEngine,
+        ScriptedSource,
+    )
     from osaurus.engine.client import Mailbox, Stream
     from osaurus.server.serve import ServerConfig, running_server
     from osaurus.types.engine import CapacitySnapshot, EventStream, GenerationRequest
