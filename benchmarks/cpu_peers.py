@@ -225,9 +225,9 @@ def programs_of(
 
 
 def start(
-    programs: list[Program], logs: Path, threads: int, is_chat: bool
-) -> tuple[list[Server], dict[str, str]]:
-    servers: list[Server] = []
+    programs: list[Program], servers: list[Server], logs: Path, threads: int, is_chat: bool
+) -> dict[str, str]:
+    """Add the servers that run to `servers`; why the others do not."""
     missing: dict[str, str] = {}
     for program in programs:
         print(f"starting {program.name}", file=sys.stderr, flush=True)
@@ -236,9 +236,9 @@ def start(
         except (DidNotRun, OSError) as error:
             missing[program.name] = str(error)
             continue
-        server.pause()
         servers.append(server)
-    return servers, missing
+        server.pause()
+    return missing
 
 
 def add_memory(servers: list[Server], results: Results) -> None:
@@ -339,8 +339,7 @@ def main() -> None:
         tokenizer = bundle.load_tokenizer()
         programs, missing = programs_of(options, scratch, slots, context)
         is_chat = bundle.chat_template is not None
-        servers, unstarted = start(programs, scratch, options.threads, is_chat)
-        missing |= unstarted
+        missing |= start(programs, servers, scratch, options.threads, is_chat)
         if "osaurus" in missing:
             raise SystemExit(f"osaurus did not start: {missing['osaurus']}")
         servers[0].resume()
@@ -374,6 +373,7 @@ def main() -> None:
         write(options, results, programs, missing, speeds, (slots, context))
         print(options.output.with_suffix(".md").read_text())
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         for server in servers:
             server.stop()
         shutil.rmtree(scratch, ignore_errors=True)
