@@ -31,7 +31,7 @@ from random import Random
 from typing import Any
 
 import peer_loads
-from peer_roofline import Speeds, measure_speeds, model_needs, roof
+from peer_roofline import Speeds, fastest, measure_speeds, model_needs, roof
 from peer_servers import (
     Program,
     Server,
@@ -140,9 +140,11 @@ def run_rounds(
     *,
     rounds: int,
     stretches: Stretches,
+    before_round: Callable[[], None],
     after_round: Callable[[], None],
 ) -> None:
     for number in range(rounds):
+        before_round()
         for load in loads:
             texts = load.draw(text)
             # Who goes first changes, so that a machine that slows down hits each.
@@ -353,12 +355,15 @@ def main() -> None:
         stretches = Stretches(options.pause_after)
         if options.pause_after:
             stretches.pause()
-        speeds = measure_speeds(options.threads)
+        speeds: list[Speeds] = []
+
+        def before_round() -> None:
+            speeds.append(measure_speeds(options.threads))
 
         def after_round() -> None:
             if options.llama_bin:
                 llama_alone(options.llama_bin, options.model, options.threads, results, 64)
-            write(options, results, programs, missing, speeds, (slots, context))
+            write(options, results, programs, missing, fastest(speeds), (slots, context))
 
         run_rounds(
             servers,
@@ -367,10 +372,11 @@ def main() -> None:
             results,
             rounds=rounds,
             stretches=stretches,
+            before_round=before_round,
             after_round=after_round,
         )
         add_memory(servers, results)
-        write(options, results, programs, missing, speeds, (slots, context))
+        write(options, results, programs, missing, fastest(speeds), (slots, context))
         print(options.output.with_suffix(".md").read_text())
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

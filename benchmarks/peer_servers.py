@@ -261,7 +261,12 @@ def transformers_program(python: str, folder: Path) -> Program:
         model=str(folder),
         version=_version(python, "transformers"),
         weights="bfloat16",
-        extra={"generation_config": json.dumps({"eos_token_id": None, "do_sample": False})},
+        # No end is asked for by an id that no token has; without one it takes the model's.
+        extra={
+            "generation_config": json.dumps(
+                {"eos_token_id": -1, "pad_token_id": 0, "do_sample": False}
+            )
+        },
     )
 
 
