@@ -61,7 +61,7 @@ _TORCH_ALONE = "import torch, psutil; print(psutil.Process().memory_info().rss)"
 def workloads(is_quick: bool) -> tuple[list[peer_loads.Load], int, int]:
     """With the slots and the context that they need."""
     if is_quick:
-        prompts, contexts, counts, new = (128, 512), (64, 1024), (4, 8), 32
+        prompts, contexts, counts, new = (128, 512), (64, 1024), (4, 8), 64
     else:
         prompts, contexts, counts, new = (128, 512, 2048), (64, 1024, 4096), (1, 2, 4, 8, 16), 64
     found = [peer_loads.prefill(tokens) for tokens in prompts]

@@ -15,7 +15,7 @@ from itertools import pairwise
 from random import Random
 
 from osaurus.bench.load import HttpLoad, Reply
-from osaurus.bench.workloads import DidNotRun, random_words
+from osaurus.bench.workloads import DidNotRun, random_words, shared_decode_rate
 
 _STORY = "\nWrite a long story about a sailor and the sea. Use many sentences."
 _RUNNING_STREAMS = 4
@@ -87,17 +87,25 @@ def decode(context: int, new_tokens: int) -> Load:
 
 
 def streams(count: int, prompt: int, new_tokens: int) -> Load:
-    """All at once; tokens of all answers by the time until the last ended, prompts included."""
+    """All at once; tokens of all answers by the time until the last ended, prompts included,
+    and those of the time in which all of them were being answered by that time."""
     name = f"{count} x {prompt:,}+{new_tokens}"
+    decoding = f"{name}, while all decode"
 
     def run(load: HttpLoad, texts: list[str]) -> Mapping[str, float]:
         replies, elapsed = load.ask_all(texts, new_tokens)
         total = sum(_whole(reply, new_tokens).completion_tokens for reply in replies)
-        return {name: total / elapsed}
+        # A piece of text may be more or less than a token; the server counts tokens.
+        pieces = sum(len(reply.times) for reply in replies)
+        try:
+            together = shared_decode_rate([reply.times for reply in replies]) * total / pieces
+        except DidNotRun:
+            return {name: total / elapsed}
+        return {name: total / elapsed, decoding: together}
 
     return Load(
         name=name,
-        units={name: "tok/s"},
+        units={name: "tok/s", decoding: "tok/s"},
         draw=lambda text: [text.new(prompt) for _ in range(count)],
         run=run,
     )

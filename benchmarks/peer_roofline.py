@@ -138,7 +138,10 @@ def roof(figure: str, unit: str, needs: Needs, speeds: Speeds, weights: str) -> 
     if unit == "tok/s" and " x " in figure:
         count, prompt, new = numbers
         reading = count * needs.prefill_flop(prompt) / speeds.bf16_flop_per_s
-        steps = new * needs.step_s(speeds, weights, count, prompt + new / 2)
+        step = needs.step_s(speeds, weights, count, prompt + new / 2)
+        if figure.endswith("while all decode"):
+            return count / step
+        steps = new * step
         return count * new / (reading + steps)
     return None
 

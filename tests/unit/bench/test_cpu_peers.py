@@ -108,3 +108,13 @@ def test_a_short_goal_is_said_to_be_missed(table) -> None:
         _report(decode_at_64={"osaurus": _median(210), "llama.cpp": _median(200)})
     )
     assert "| decode, one stream, by llama.cpp's | 1.05 | at least 1.25 | **no** |" in text
+
+
+def test_streams_have_a_goal_with_their_prompts_and_one_without(table) -> None:
+    rows = {
+        "8 x 64+64": {"osaurus": _median(300), "vLLM CPU": _median(200)},
+        "8 x 64+64, while all decode": {"osaurus": _median(360), "vLLM CPU": _median(200)},
+    }
+    text = table.as_markdown(_report(**rows))
+    assert "| 8 streams by vLLM CPU's, prompts included | 1.5 | at least 1.7 | **no** |" in text
+    assert "| 8 streams by vLLM CPU's, while all decode | 1.8 | at least 1.7 | yes |" in text
