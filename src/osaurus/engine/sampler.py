@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from osaurus.engine.constraints import Masking, masking_of
-from osaurus.kernels.sample import gumbel_noise
+from osaurus.engine.constraints import masking_of
+from osaurus.kernels.native import choice
+from osaurus.kernels.sample import best_scores, gumbel_noise, noise_key
 from osaurus.types.engine import Constraint, TokenRule
 from osaurus.types.events import TokenLogprob
 from osaurus.types.sampling import SamplingParams
@@ -64,14 +65,19 @@ class TokenSampler:
         self._held_back = torch.tensor(sorted(self.stop_token_ids), dtype=torch.int64)
 
     @property
-    def _is_greedy(self) -> bool:
+    def is_greedy(self) -> bool:
         return self.params.temperature < LOWEST_TEMPERATURE
+
+    @property
+    def filters(self) -> choice.Filters:
+        params = self.params
+        return choice.Filters(params.temperature, params.top_k, params.top_p, params.min_p)
 
     @property
     def is_plain_greedy(self) -> bool:
         """The largest logit, of those that a grammar allows."""
         return (
-            self._is_greedy
+            self.is_greedy
             and self._penalties is None
             and (self.rule is None or self.constraint is not None)
             and self._bias.numel() == 0
@@ -125,10 +131,20 @@ class TokenSampler:
 
     def draw(self, row: Tensor, position: int) -> int:
         """Choose from a processed row [V] for the token at `position`."""
-        params = self.params
-        if self._is_greedy:
+        if self.is_greedy:
             return int(row.argmax())
-        scores, ids = _candidates(row / params.temperature, params)
+        return self._draw_among(*_candidates(row / self.params.temperature, self.params), position)
+
+    def choose(self, row: Tensor, contenders: Sequence[int], position: int) -> int:
+        """`draw`, of which the native kernels have left these tokens."""
+        if len(contenders) == 1:
+            return contenders[0]
+        if not contenders:
+            return self.draw(row, position)
+        ids = torch.tensor(sorted(contenders))
+        return self._draw_among(row[ids] / self.params.temperature, ids, position)
+
+    def _draw_among(self, scores: Tensor, ids: Tensor, position: int) -> int:
         noise = gumbel_noise(self.seed, position, ids)
         return int(ids[(scores.double() + noise).argmax()])
 
@@ -182,7 +198,7 @@ def _candidates(scores: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]
     vocab = scores.numel()
     nucleus = 0 < params.top_p < 1
     if 0 < params.top_k < vocab:
-        scores, ids = scores.topk(params.top_k)
+        scores, ids = best_scores(scores, params.top_k)
         log_total = torch.logsumexp(scores, 0)
     else:
         log_total = torch.logsumexp(scores, 0)
@@ -192,7 +208,7 @@ def _candidates(scores: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]
     if nucleus:
         probabilities = torch.exp(scores - log_total)
         # The token that crosses the threshold is kept: its predecessors' mass is below it.
-        before = probabilities.cumsum(0) - probabilities
+        before = probabilities.cumsum(0, dtype=torch.float64) - probabilities
         kept = max(1, int((before < params.top_p).sum()))
         scores, ids = scores[:kept], ids[:kept]
     if params.min_p > 0:
@@ -204,10 +220,10 @@ def _candidates(scores: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]
 def _nucleus_superset(scores: Tensor, top_p: float, log_total: Tensor) -> tuple[Tensor, Tensor]:
     """Descending scores and ids that surely hold the whole nucleus."""
     if scores.numel() > NUCLEUS_FIRST_LOOK:
-        best, ids = scores.topk(NUCLEUS_FIRST_LOOK)
+        best, ids = best_scores(scores, NUCLEUS_FIRST_LOOK)
         if float(torch.exp(best - log_total).sum()) >= top_p:
             return best, ids
-    return scores.sort(descending=True)
+    return scores.sort(descending=True, stable=True)
 
 
 def sample_rows(
@@ -219,45 +235,73 @@ def sample_rows(
 ) -> list[Sampled]:
     """One token for every row. logits: [L, V] float32; row i belongs to samplers[i] and
     chooses the token at positions[i] after num_generated[i] others."""
-    finite = torch.isfinite(logits.sum(dim=-1)).tolist()
+    is_native = choice.can_choose(logits)
+    best, finite = _largest(logits, is_native)
     masking = masking_of(logits.shape[-1], samplers, num_generated)
-    plain = [i for i, sampler in enumerate(samplers) if sampler.is_plain_greedy]
-    best = _largest(logits, masking, plain)
-    outcome: list[Sampled] = []
+    outcome: list[Sampled | None] = []
+    draws: list[_Draw] = []
     for i, sampler in enumerate(samplers):
         fault = masking.faults.get(i)
         if fault is not None or not finite[i]:
             outcome.append(Sampled(None, fault=fault))
-            continue
-        if i in best:
-            outcome.append(Sampled(best[i]))
-            continue
-        row = masking.apply(i, sampler.process(logits[i], num_generated[i]))
-        token = sampler.draw(row, positions[i])
+        elif sampler.is_plain_greedy:
+            # What a model likes best its grammar mostly allows.
+            token = masking.best(i, logits[i]) if masking.forbids(i, best[i]) else best[i]
+            outcome.append(Sampled(token))
+        else:
+            outcome.append(None)
+            row = masking.apply(i, sampler.process(logits[i], num_generated[i]))
+            draws.append(_Draw(i, sampler, row, positions[i]))
+    tokens = _draw(draws, is_native)
+    for one, token in zip(draws, tokens, strict=True):
         logprob = None
-        if sampler.params.logprobs:
-            logprob = _logprob(logits[i], token, sampler.params.top_logprobs, token_bytes)
-        outcome.append(Sampled(token, logprob))
-    return outcome
+        if one.sampler.params.logprobs:
+            top = one.sampler.params.top_logprobs
+            logprob = _logprob(logits[one.index], token, top, token_bytes)
+        outcome[one.index] = Sampled(token, logprob)
+    return [sampled for sampled in outcome if sampled is not None]
 
 
-def _largest(logits: Tensor, masking: Masking, plain: Sequence[int]) -> dict[int, int]:
-    """The best token of each plain greedy row, all of them in one go: what a model likes best
-    its grammar mostly allows, and the rows where it does not are looked through once more."""
-    if not plain:
-        return {}
-    rows = logits if len(plain) == logits.shape[0] else logits[list(plain)]
-    best = dict(zip(plain, rows.argmax(dim=-1).tolist(), strict=True))
-    for index, token_id in best.items():
-        if masking.forbids(index, token_id):
-            best[index] = masking.best(index, logits[index])
-    return best
+def _largest(logits: Tensor, is_native: bool) -> tuple[list[int], list[bool]]:
+    """Each row's best token, the lowest of equals, and whether the row is finite."""
+    if is_native:
+        return choice.largest(logits)
+    return logits.argmax(dim=-1).tolist(), torch.isfinite(logits.sum(dim=-1)).tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    """A step's row that is not simply its largest logit; `row` is processed and masked."""
+
+    index: int
+    sampler: TokenSampler
+    row: Tensor
+    position: int
+
+
+def _draw(draws: Sequence[_Draw], is_native: bool) -> list[int]:
+    """The token of each."""
+    if not is_native:
+        return [one.sampler.draw(one.row, one.position) for one in draws]
+    tokens = {
+        one.index: one.sampler.draw(one.row, one.position) for one in draws if one.sampler.is_greedy
+    }
+    drawn = [one for one in draws if one.index not in tokens]
+    if drawn:
+        contenders = choice.draw(
+            [one.row for one in drawn],
+            [one.sampler.filters for one in drawn],
+            [noise_key(one.sampler.seed, one.position) for one in drawn],
+        )
+        for one, left in zip(drawn, contenders, strict=True):
+            tokens[one.index] = one.sampler.choose(one.row, left, one.position)
+    return [tokens[one.index] for one in draws]
 
 
 def _logprob(
     row: Tensor, token: int, top: int, token_bytes: Callable[[int], bytes]
 ) -> TokenLogprob:
-    log_total = float(torch.logsumexp(row, 0))
+    values, ids, log_total = _most_likely(row, min(top, row.numel()))
 
     def entry(token_id: int, value: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
         data = token_bytes(token_id)
@@ -269,8 +313,20 @@ def _logprob(
             top=top,
         )
 
-    best: tuple[TokenLogprob, ...] = ()
-    if top:
-        values, ids = row.topk(min(top, row.numel()))
-        best = tuple(entry(i, v) for i, v in zip(ids.tolist(), values.tolist(), strict=True))
+    best = tuple(entry(i, v) for i, v in zip(ids, values, strict=True))
     return entry(token, float(row[token]), best)
+
+
+def _most_likely(row: Tensor, count: int) -> tuple[list[float], list[int], float]:
+    """The `count` largest logits of row [V], their ids, and the logarithm of the sum of all
+    exponentials."""
+    if choice.can_choose(row):
+        found = choice.candidates(row, choice.Filters(top_k=max(1, count)))
+        if found is not None:
+            values, ids, log_total = found
+            return values[:count].tolist(), ids[:count].tolist(), log_total
+    log_total = float(torch.logsumexp(row, 0))
+    if not count:
+        return [], [], log_total
+    values, ids = best_scores(row, count)
+    return values.tolist(), ids.tolist(), log_total

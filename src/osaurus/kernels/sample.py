@@ -38,12 +38,28 @@ def _mix(value: Tensor) -> Tensor:
     return value ^ _shift(value, 31)
 
 
+def noise_key(seed: int, position: int) -> int:
+    """What a token's number is hashed with, unsigned."""
+    return _mix_int(_mix_int(seed + _WEYL) + position * _WEYL)
+
+
 def gumbel_noise(seed: int, position: int, token_ids: Tensor) -> Tensor:
     """One standard Gumbel value for each token.
 
     token_ids: [N] int64. Returns [N] float64; equal arguments give equal values everywhere.
     """
-    key = _mix_int(_mix_int(seed + _WEYL) + position * _WEYL)
-    hashed = _mix(token_ids * _signed(_WEYL) + _signed(key))
+    hashed = _mix(token_ids * _signed(_WEYL) + _signed(noise_key(seed, position)))
     uniform = (_shift(hashed, 11).double() + 0.5) * 2.0**-53
     return -torch.log(-torch.log(uniform))
+
+
+def best_scores(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of scores [V] and their ids, descending, the lower id first among
+    equals also where only some of these are taken: `topk` promises neither."""
+    values, ids = scores.topk(count)
+    least = values[-1]
+    above = ids[values > least].sort().values
+    equal = (scores == least).nonzero().squeeze(1)[: count - above.numel()]
+    ids = torch.cat([above, equal])
+    values, order = scores[ids].sort(descending=True, stable=True)
+    return values, ids[order]

@@ -74,8 +74,13 @@ def build(directory: Path = HERE, *, compiler: list[str] | None = None) -> Path:
         # a linker keeps the first.
         jobs = [(HERE / f"{name}.cpp", Path(scratch, f"{name}.o"), []) for name in _COMMON]
         jobs += [
-            (HERE / "execute.cpp", Path(scratch, f"{name}.o"), [f"-DOSAURUS_KERNELS={name}", *more])
+            (
+                HERE / f"{part}.cpp",
+                Path(scratch, f"{part}-{name}.o"),
+                [f"-DOSAURUS_KERNELS={name}", *more],
+            )
             for name, more in sets.items()
+            for part in _EACH_SET
         ]
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             list(
@@ -97,7 +102,8 @@ def build(directory: Path = HERE, *, compiler: list[str] | None = None) -> Path:
     return directory / LIBRARY
 
 
-_COMMON = ("api", "step", "threads")
+_COMMON = ("api", "choice", "step", "threads")
+_EACH_SET = ("execute", "vectors")
 
 
 def _run(command: list[str]) -> None:

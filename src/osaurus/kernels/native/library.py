@@ -26,6 +26,8 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "osaurus_program": (_POINTER, [_POINTER, _INT, _POINTER, _INT]),
     "osaurus_free": (None, [_POINTER]),
     "osaurus_run": (_INT, [_POINTER, _POINTER, _INT, _INT]),
+    "osaurus_largest": (_INT, [_POINTER, _LONG, _LONG, _POINTER, _POINTER, _INT]),
+    "osaurus_choose": (_INT, [_POINTER, _LONG, _INT]),
 }
 
 
