@@ -202,7 +202,7 @@ def test_a_client_that_goes_away_stops_the_work_and_gives_the_lease_back(served:
                 json={"model": served.model, "input": ["the cat"] * 500},
                 timeout=0.5,
             )
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 20
         while served.health()["inflight"] and time.monotonic() < deadline:
             time.sleep(0.02)
         assert served.health()["inflight"] == {}, "let go although it never had the device"

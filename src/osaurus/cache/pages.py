@@ -21,7 +21,8 @@ class PagedStorage:
         if torch.device(device).type != "cpu" or nbytes == 0:
             self.tensor = torch.zeros(shape, dtype=dtype, device=device)
         else:
-            self._map = mmap.mmap(-1, nbytes)
+            # Private: pages of a shared mapping stay with the system when they are let go.
+            self._map = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             self.tensor = torch.frombuffer(self._map, dtype=dtype).view(shape)
         self._layers, self._layer_bytes = shape[0], nbytes // max(1, shape[0])
         self._block_bytes = self._layer_bytes // max(1, shape[1])

@@ -162,8 +162,10 @@ class DecoderStep:
             build.attend(queries, attended, shape)
             self._add(build, attended, hidden, answer, parts.out, layer.after_attention, layer.eps)
             build.norm(hidden, normed, layer.before_mlp, layer.eps)
-            build.linear(normed, gates, parts.gate_up)
-            build.gate(gates, gated, layer.activation)
+            group = max(matrix.group for matrix in parts.down)
+            if not build.gated(normed, gated, parts.gate_up, layer.activation, for_group=group):
+                build.linear(normed, gates, parts.gate_up)
+                build.gate(gates, gated, layer.activation)
             self._add(build, gated, hidden, answer, parts.down, layer.after_mlp, layer.eps)
             if index in taps:
                 build.copy(hidden, taps.index(index))

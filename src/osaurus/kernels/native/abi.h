@@ -8,7 +8,7 @@
 namespace osaurus {
 
 constexpr int LANES = 16;  // output features of a tile
-constexpr int ABI_VERSION = 1;
+constexpr int ABI_VERSION = 2;
 
 enum ScaleKind : int32_t { F16 = 0, BF16 = 1, F32 = 2 };
 
@@ -40,6 +40,7 @@ enum OpKind : int32_t {
   COPY = 9,       // a copy of the hidden rows, for whoever taps them
   TAKE = 10,      // the caller's bfloat16 or f32 rows to a product's input
   GIVE = 11,      // f32 to the caller's bfloat16 rows
+  GATED = 12,     // LINEAR of gate and up, then GATE
 };
 
 enum Activation : int32_t { SILU = 0, GELU_TANH = 1 };
@@ -61,10 +62,15 @@ inline int64_t tiles_of(const Matrix& w) { return (w.n + 2 * LANES - 1) / (2 * L
 //   COPY     i0 which of the taps
 //   TAKE     p0 rows, i0 1 for bfloat16
 //   GIVE     p0 rows
+//   GATED    p0 gate, p1 up, two matrices made alike or one; i0 Activation, i1 the group of the
+//            product that reads the result, i2 up's first feature in its matrix, i3 features of
+//            each, both multiples of 2 * LANES
 struct Op {
   int32_t kind;
   int32_t in, out;  // buffers; out -1 is the caller's memory
   int32_t rows;     // 0 all rows, 1 the rows whose logits are wanted
+  int32_t beside;   // 1: may run while the operation before it does
+  int32_t reserved;
   int32_t i[8];
   float f[4];
   const void* p[4];

@@ -118,9 +118,9 @@ API int osaurus_run(void* program, const Args* args, int count, int threads) {
 API int osaurus_linear(const Matrix* w, const void* x, int x_is_bfloat, int rows, void* out, int out_is_bfloat,
                        int threads) {
   thread_local Program_ held;
-  Op take{TAKE, -1, 0, 0, {x_is_bfloat}, {}, {x}};
-  Op linear{LINEAR, 0, out_is_bfloat ? 1 : -1, 0, {0, (int32_t)w->n}, {}, {w}};
-  Op give{GIVE, 1, -1, 0, {}, {}, {out}};
+  Op take{TAKE, -1, 0, 0, 0, 0, {x_is_bfloat}, {}, {x}};
+  Op linear{LINEAR, 0, out_is_bfloat ? 1 : -1, 0, 0, 0, {0, (int32_t)w->n}, {}, {w}};
+  Op give{GIVE, 1, -1, 0, 0, 0, {}, {}, {out}};
   held.program.ops = {take, linear, give};
   held.program.shapes = {{INPUTS, (int32_t)w->k}, {FLOATS, (int32_t)w->n}};
   if (!out_is_bfloat) held.program.shapes.pop_back();
@@ -136,10 +136,10 @@ API void osaurus_rows(const Matrix* w, const int64_t* rows, int count, float* ou
   args.rows = count;
   args.token_ids = rows;
   Program program;
-  program.ops.push_back(Op{EMBED, -1, 0, 0, {}, {1.0f}, {w}});
+  program.ops.push_back(Op{EMBED, -1, 0, 0, 0, 0, {}, {1.0f}, {w}});
   Buffer target;
   target.floats = out;
-  target.width = w->k;
+  target.width = target.ld = w->k;
   Run run{&program, &args, &target, nullptr, nullptr, nullptr, threads};
   struct Job {
     const Run* run;

@@ -15,10 +15,11 @@ struct AttendShape {
 
 constexpr int MAX_PIECE = 32;
 
-// A part's outcome for one query: weighted values, the largest score, the sum of weights.
+// A part's outcome for one query: weighted values, the largest score, the sum of weights. While
+// the part is read, weights are summed lane by lane in `totals`.
 struct Partial {
   float* values;
-  float *best, *total;
+  float *best, *total, *totals;
 };
 
 // Tokens [low, high) of a piece that a query may read.
@@ -130,15 +131,15 @@ INLINE void weigh(const Pair* values, int columns, Input (*weights)[MAX_PIECE], 
 }
 
 template <int NV, int QB>
-void read_piece(const AttendShape& s, const Pair* keys, const Pair* values, const Reader* readers, const Input* q,
-                int64_t q_stride, const Partial* partials) {
+void read_piece(const AttendShape& s, const Pair* keys, const Pair* values, const Reader* readers,
+                const Input* const* q, const Partial* partials) {
   alignas(64) float scores[QB][MAX_PIECE];
   alignas(64) Input weights[QB][MAX_PIECE];
   alignas(64) float keep[LANES] = {};
   const Input* queries[QB];
   float* out[QB];
   for (int i = 0; i < QB; ++i) {
-    queries[i] = q + readers[i].query * q_stride;
+    queries[i] = q[readers[i].query];
     out[i] = partials[readers[i].query].values;
   }
   score<NV, QB>(keys, queries, s.dim, scores);
@@ -167,7 +168,7 @@ void read_piece(const AttendShape& s, const Pair* keys, const Pair* values, cons
       store_inputs(weights[i] + v * LANES, weight);
       total = total + load_inputs(weights[i] + v * LANES);
     }
-    *partial.total = *partial.total * keep[i] + sum(total);
+    store(partial.totals, fma(load(partial.totals), set1(keep[i]), total));
   }
   int columns = s.v_dim / LANES, d = 0;
   for (; d + 4 <= columns; d += 4) {
@@ -192,10 +193,13 @@ void join(float* values, float* best, float* total, const Partial& later, int v_
   *best = largest_of_both;
 }
 
-INLINE int64_t partial_floats(int v_dim) { return v_dim + LANES; }
-INLINE Partial partial_at(float* p, int v_dim) { return Partial{p, p + v_dim, p + v_dim + 1}; }
+INLINE int64_t partial_floats(int v_dim) { return v_dim + 2 * LANES; }
+INLINE Partial partial_at(float* p, int v_dim) {
+  return Partial{p, p + v_dim, p + v_dim + 1, p + v_dim + LANES};
+}
 INLINE void clear(const Partial& p, int v_dim) {
   for (int d = 0; d < v_dim; d += LANES) store(p.values + d, zero());
+  store(p.totals, zero());
   *p.best = -INFINITY;
   *p.total = 0;
 }
@@ -252,30 +256,19 @@ void attend_item(const AttendShape& s, const Span& span, const AttendItem& item,
       const uint16_t* next = token + PIECE < end ? piece_at(token + PIECE) : rows;
       unpack_keys<NV>(rows, next, width, s.dim, keys);
       unpack_values<NV>(rows + s.dim, next + s.dim, width, s.v_dim, values);
-      // Queries of one row lie one stride apart; with one a row, so do those of several.
-      int64_t stride = per_kv == 1 ? q_row : s.dim;
       for (int i = 0, run; i < count; i += run) {
-        run = 1;
-        if (per_kv == 1)
-          run = count - i < 4 ? count - i : 4;
-        else
-          while (run < 4 && i + run < count && readers[i + run].query / per_kv == readers[i].query / per_kv)
-            ++run;
-        Reader local[4];
-        int first = readers[i].query;
-        for (int j = 0; j < run; ++j) {
-          local[j] = readers[i + j];
-          local[j].query -= first;
-        }
-        const Input* base = at[first];
+        run = count - i < 6 ? count - i : 6;
         switch (run) {
-          case 4: read_piece<NV, 4>(s, keys, values, local, base, stride, partials + first); break;
-          case 3: read_piece<NV, 3>(s, keys, values, local, base, stride, partials + first); break;
-          case 2: read_piece<NV, 2>(s, keys, values, local, base, stride, partials + first); break;
-          default: read_piece<NV, 1>(s, keys, values, local, base, stride, partials + first);
+          case 6: read_piece<NV, 6>(s, keys, values, readers + i, at, partials); break;
+          case 5: read_piece<NV, 5>(s, keys, values, readers + i, at, partials); break;
+          case 4: read_piece<NV, 4>(s, keys, values, readers + i, at, partials); break;
+          case 3: read_piece<NV, 3>(s, keys, values, readers + i, at, partials); break;
+          case 2: read_piece<NV, 2>(s, keys, values, readers + i, at, partials); break;
+          default: read_piece<NV, 1>(s, keys, values, readers + i, at, partials);
         }
       }
     }
+    for (int i = 0; i < queries; ++i) *partials[i].total = sum(load(partials[i].totals));
     if (!joins) continue;
     for (int i = 0; i < queries; ++i) {
       if (*partials[i].total == 0 && *partials[i].best == -INFINITY) continue;  // it read nothing here

@@ -16,11 +16,15 @@ int rows_a_chunk(const Run& run, int rows) {
 }
 int divide_up(int64_t a, int64_t b) { return (int)((a + b - 1) / b); }
 
+// A gated product counts the tiles of both matrices.
+int64_t tiles_of(const Op& op) { return op.kind == GATED ? op.i[3] / LANES * 2 : tiles_of(*(const Matrix*)op.p[0]); }
+
 int64_t tiles_a_chunk(const Run& run, const Op& op) {
-  const Matrix& w = *(const Matrix*)op.p[0];
   bool few = rows_of(run, op) <= FEW_ROWS;
   int64_t unit = few ? 4 : 2;
-  int64_t share = tiles_of(w) / unit / (run.threads * 16);
+  // A chunk of inputs holds whole groups of them.
+  if (op.kind == GATED && op.i[1] / LANES * 2 > unit) unit = op.i[1] / LANES * 2;
+  int64_t share = tiles_of(op) / unit / (run.threads * 16);
   return unit * (share < 1 ? 1 : share);
 }
 
@@ -29,7 +33,8 @@ int chunks(const Run& run, const Op& op) {
   if (!rows) return 0;
   switch (op.kind) {
     case LINEAR:
-      return divide_up(tiles_of(*(const Matrix*)op.p[0]), tiles_a_chunk(run, op));
+    case GATED:
+      return divide_up(tiles_of(op), tiles_a_chunk(run, op));
     case ATTEND:
       return (int)run.plans[op.i[5]].items.size() * op.i[1];
     case GATE:
@@ -42,20 +47,25 @@ int chunks(const Run& run, const Op& op) {
 void linear_chunk(const Run& run, const Op& op, int chunk, void* scratch) {
   const Matrix& w = *(const Matrix*)op.p[0];
   int64_t step = tiles_a_chunk(run, op), first = chunk * step, end = first + step;
-  if (end > tiles_of(w)) end = tiles_of(w);
+  if (end > tiles_of(op)) end = tiles_of(op);
   const Buffer& in = run.buffers[op.in];
-  int64_t ld_sums = sums_of(in.width);
-  Rows rows{(const Input*)in.inputs, in.sums + (w.bits == 16 ? 0 : sums_before(in.width, w.group)), in.width,
-            ld_sums};
-  Target target{nullptr, 0, op.i[2] != 0};
-  if (op.out < 0) {
-    target.out = run.args->logits + op.i[0];
-    target.ld = op.i[1];
-  } else {
-    target.out = run.buffers[op.out].floats + op.i[0];
-    target.ld = run.buffers[op.out].width;
+  const float* sums = in.sums + (w.bits == 16 ? 0 : sums_before(in.width, w.group));
+  Rows rows{(const Input*)in.inputs, sums, in.ld, sums_of(in.width)};
+  int m = rows_of(run, op);
+  if (op.kind == GATED) {
+    const Buffer& out = run.buffers[op.out];
+    Gated target{w, *(const Matrix*)op.p[1], op.i[2] / LANES, (Input*)out.inputs, out.ld, op.i[0]};
+    multiply(w, rows, m, target, first, end, scratch);
+    int64_t from = first / 2 * LANES, to = end / 2 * LANES < out.width ? end / 2 * LANES : out.width;
+    for (int row = 0; row < m; ++row) sum_inputs(out, row, from, to, op.i[1]);
+    return;
   }
-  multiply(w, rows, rows_of(run, op), target, first, end, scratch);
+  if (op.out < 0) {
+    multiply(w, rows, m, Columns{w, run.args->logits + op.i[0], op.i[1], op.i[2] != 0}, first, end, scratch);
+  } else {
+    const Buffer& out = run.buffers[op.out];
+    multiply(w, rows, m, Columns{w, out.floats + op.i[0], out.ld, op.i[2] != 0}, first, end, scratch);
+  }
 }
 
 void attend_chunk(const Run& run, const Op& op, int chunk, void* scratch) {
@@ -83,10 +93,10 @@ void attend_chunk(const Run& run, const Op& op, int chunk, void* scratch) {
   const uint16_t* storage = (const uint16_t*)a.storage[op.i[6]];
   if (s.block_tokens % 32 == 0)
     attend_item<2>(s, a.span[item.span], item, table, group.first_block[item.span], storage, kv_head, first_query,
-                   q.width, slots, scratch);
+                   q.ld, slots, scratch);
   else
     attend_item<1>(s, a.span[item.span], item, table, group.first_block[item.span], storage, kv_head, first_query,
-                   q.width, slots, scratch);
+                   q.ld, slots, scratch);
 }
 
 void join_row(const Run& run, const Op& op, int row, void* scratch) {
@@ -165,7 +175,7 @@ void one_row(const Run& run, const Op& op, int row, void* scratch) {
 }
 
 void execute(const Run& run, const Op& op, int chunk, void* scratch) {
-  if (op.kind == LINEAR) return linear_chunk(run, op, chunk, scratch);
+  if (op.kind == LINEAR || op.kind == GATED) return linear_chunk(run, op, chunk, scratch);
   if (op.kind == ATTEND) return attend_chunk(run, op, chunk, scratch);
   int rows = rows_of(run, op), step = rows_a_chunk(run, rows), pieces = 1, piece = 0;
   if (op.kind == GATE) {

@@ -10,7 +10,7 @@ from functools import cache
 from osaurus.kernels.native.build import HERE, LIBRARY
 from osaurus.kernels.openmp import team_function
 
-_ABI = 1
+_ABI = 2
 
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {

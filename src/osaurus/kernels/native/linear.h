@@ -36,31 +36,84 @@ struct Rows {  // input rows and where their sums over the matrix's groups are
   int64_t ld, ld_sums;
 };
 
-struct Target {
+// Where products go: a row's outputs side by side.
+struct Columns {
+  const Matrix& w;
   float* out;
   int64_t ld;
   bool add;
+
+  static constexpr int step(int nv) { return nv; }
+  // NV tiles that are taken at a time, and in `step` how far on the next ones of each lie.
+  template <int NV>
+  INLINE void tiles(const Layout& at, int64_t tile, const uint8_t** found) const {
+    for (int v = 0; v < NV; ++v) found[v] = w.data + (tile + v) * at.tile_bytes;
+  }
+  template <int NV>
+  INLINE void take(int row, int64_t tile, const F* totals) const {
+    for (int v = 0; v < NV; ++v) write(row, (tile + v) * LANES, totals[v]);
+  }
+  template <int NV>
+  INLINE void expect(int row, int64_t tile) const {
+    for (int v = 0; v < NV; ++v) __builtin_prefetch(out + row * ld + (tile + v) * LANES, 1, 3);
+  }
+
+ private:
+  INLINE void write(int row, int64_t n, F total) const {
+    float* to = out + row * ld + n;
+    if (n + LANES <= w.n) {
+      if (w.bias) total = total + load(w.bias + n);
+      store(to, add ? load(to) + total : total);
+      return;
+    }
+    float lanes[LANES];
+    store(lanes, total);
+    for (int64_t i = 0; i < w.n - n; ++i) {
+      float y = w.bias ? lanes[i] + w.bias[n + i] : lanes[i];
+      to[i] = add ? to[i] + y : y;
+    }
+  }
 };
 
-INLINE void write_out(const Matrix& w, const Target& t, int row, int64_t n, F total) {
-  float* out = t.out + row * t.ld + n;
-  if (n + LANES <= w.n) {
-    if (w.bias) total = total + load(w.bias + n);
-    store(out, t.add ? load(out) + total : total);
-    return;
-  }
-  float lanes[LANES];
-  store(lanes, total);
-  for (int64_t i = 0; i < w.n - n; ++i) {
-    float y = w.bias ? lanes[i] + w.bias[n + i] : lanes[i];
-    out[i] = t.add ? out[i] + y : y;
-  }
-}
+// activation(gate) * up as a product's input: half of the tiles that are taken at a time are the
+// gate's, the other half the same tiles of up, which begins at tile `first_up` of its matrix.
+struct Gated {
+  const Matrix &gate, &up;
+  int64_t first_up;
+  Input* out;
+  int64_t ld;
+  int activation;
 
-template <int BITS, int NV, int M>
-void few_rows(const Matrix& w, const Layout& at, const Rows& rows, const Target& target, int64_t tile) {
+  static constexpr int step(int nv) { return nv / 2; }
+  template <int NV>
+  INLINE void tiles(const Layout& at, int64_t tile, const uint8_t** found) const {
+    for (int v = 0; v < NV / 2; ++v) {
+      found[v] = gate.data + (tile / 2 + v) * at.tile_bytes;
+      found[NV / 2 + v] = up.data + (first_up + tile / 2 + v) * at.tile_bytes;
+    }
+  }
+  template <int NV>
+  INLINE void take(int row, int64_t tile, const F* totals) const {
+    for (int v = 0; v < NV / 2; ++v) {
+      int64_t n = (tile / 2 + v) * LANES;
+      F g = totals[v], u = totals[NV / 2 + v];
+      if (gate.bias) g = g + load(gate.bias + n);
+      if (up.bias) u = u + load(up.bias + first_up * LANES + n);
+      store_inputs(out + row * ld + n, (activation == GELU_TANH ? gelu_tanh(g) : silu(g)) * u);
+    }
+  }
+  template <int NV>
+  INLINE void expect(int row, int64_t tile) const {
+    __builtin_prefetch(out + row * ld + tile / 2 * LANES, 1, 3);
+  }
+};
+
+template <int BITS, int NV, int M, class Target>
+void few_rows(const Matrix& w, const Layout& at, const Rows& rows, const Target& target, int first_row,
+              int64_t tile) {
   constexpr int PAIRS = 16 / BITS;  // in a chunk
-  const uint8_t* p = w.data + tile * at.tile_bytes;
+  const uint8_t* tiles[NV];
+  target.template tiles<NV>(at, tile, tiles);
   F total[M][NV];
   for (int m = 0; m < M; ++m)
     for (int v = 0; v < NV; ++v) total[m][v] = zero();
@@ -72,15 +125,15 @@ void few_rows(const Matrix& w, const Layout& at, const Rows& rows, const Target&
       if (BITS != 16 && !w.has_offset) start = set1(-w.centre * rows.sums[m * rows.ld_sums + group]);
       for (int v = 0; v < NV; ++v) acc[m][v] = start;
     }
-    const uint8_t* codes = p;
+    int64_t codes = group * at.group_bytes, scales_at = codes + at.code_bytes;
     if (BITS != 16 && M <= 4)
       // Bound by memory: the tiles after these are asked for early, place by place.
       for (int v = 0; v < NV; ++v)
         for (int64_t i = 0; i < at.group_bytes; i += 64)
-          __builtin_prefetch(p + (NV + v) * at.tile_bytes + i, 0, 2);
+          __builtin_prefetch(tiles[v] + Target::step(NV) * at.tile_bytes + codes + i, 0, 2);
     for (int64_t end = k + at.group; k < end; k += 2 * PAIRS, codes += 64) {
       U chunk[NV];
-      for (int v = 0; v < NV; ++v) chunk[v] = load_u32(codes + v * at.tile_bytes);
+      for (int v = 0; v < NV; ++v) chunk[v] = load_u32(tiles[v] + codes);
 #pragma GCC unroll 4
       for (int j = 0; j < PAIRS; ++j) {
         Pair pair[NV];
@@ -97,7 +150,7 @@ void few_rows(const Matrix& w, const Layout& at, const Rows& rows, const Target&
       break;
     }
     for (int v = 0; v < NV; ++v) {
-      const uint8_t* scales = p + v * at.tile_bytes + at.code_bytes;
+      const uint8_t* scales = tiles[v] + scales_at;
       F scale = load_scale(scales, w.scale_kind);
       for (int m = 0; m < M; ++m) total[m][v] = fma(scale, acc[m][v], total[m][v]);
       if (!w.has_offset) continue;
@@ -105,10 +158,8 @@ void few_rows(const Matrix& w, const Layout& at, const Rows& rows, const Target&
       for (int m = 0; m < M; ++m)
         total[m][v] = fma(offset, set1(rows.sums[m * rows.ld_sums + group]), total[m][v]);
     }
-    p += at.group_bytes;
   }
-  for (int m = 0; m < M; ++m)
-    for (int v = 0; v < NV; ++v) write_out(w, target, m, (tile + v) * LANES, total[m][v]);
+  for (int m = 0; m < M; ++m) target.template take<NV>(first_row + m, tile, total[m]);
 }
 
 // A panel of NV tiles: pairs [k / 2][NV], then scales and offsets [group][NV] as floats.
@@ -126,10 +177,11 @@ static_assert(PANEL_K * sizeof(Pair) + 2 * (PANEL_K / 16 * 2 * LANES * 4) + MAX_
                   SCRATCH_BYTES, "a panel fits");
 
 template <int BITS, int NV>
-void fill_panel(const Matrix& w, const Layout& at, int64_t tile, int64_t k0, int64_t k1, Panel panel) {
+void fill_panel(const Matrix& w, const Layout& at, const uint8_t* const* tiles, int64_t k0, int64_t k1,
+                Panel panel) {
   constexpr int PAIRS = 16 / BITS;
   for (int v = 0; v < NV; ++v) {
-    const uint8_t* start = w.data + (tile + v) * at.tile_bytes;
+    const uint8_t* start = tiles[v];
     if (BITS == 16) {
       for (int64_t k = k0; k < k1; k += 2)
         panel.pairs[(k - k0) / 2 * NV + v] = unpack<BITS>(load_u32(start + k * 32), 0);
@@ -150,12 +202,25 @@ void fill_panel(const Matrix& w, const Layout& at, int64_t tile, int64_t k0, int
   }
 }
 
-template <int NV, int M, bool CODES>
-void panel_rows(const Matrix& w, const Layout& at, const Rows& rows, int64_t k0, int64_t k1, Panel panel,
-                float* totals) {
+// Where a panel's sums go: totals of K so far in memory, the last ones to the target.
+template <class Target>
+struct Sink {
+  const Target& target;
+  float* totals;  // of the rows from `row` on
+  int row;
+  int64_t tile;
+  bool starts, ends;  // whether the panel is the first, the last of K
+};
+
+template <int NV, int M, bool CODES, class Target>
+void panel_rows(const Matrix& w, const Layout& at, const Rows& rows, int64_t k0, int64_t k1, const Panel& panel,
+                const Sink<Target>& to) {
   F total[M][NV];
   for (int m = 0; m < M; ++m)
-    for (int v = 0; v < NV; ++v) total[m][v] = load(totals + (m * NV + v) * LANES);
+    for (int v = 0; v < NV; ++v) total[m][v] = to.starts ? zero() : load(to.totals + (m * NV + v) * LANES);
+  // Rows lie far apart: their places are asked for before there is something to write.
+  if (to.ends)
+    for (int m = 0; m < M; ++m) to.target.template expect<NV>(to.row + m, to.tile);
   const Pair* pair = panel.pairs;
   int64_t size = CODES ? at.group : k1 - k0;
   for (int64_t k = k0; k < k1;) {
@@ -188,89 +253,91 @@ void panel_rows(const Matrix& w, const Layout& at, const Rows& rows, int64_t k0,
         total[m][v] = fma(offset, set1(rows.sums[m * rows.ld_sums + group]), total[m][v]);
     }
   }
-  for (int m = 0; m < M; ++m)
-    for (int v = 0; v < NV; ++v) store(totals + (m * NV + v) * LANES, total[m][v]);
+  for (int m = 0; m < M; ++m) {
+    if (to.ends) {
+      to.target.template take<NV>(to.row + m, to.tile, total[m]);
+      continue;
+    }
+    for (int v = 0; v < NV; ++v) store(to.totals + (m * NV + v) * LANES, total[m][v]);
+  }
 }
 
-template <int NV, int M, bool CODES>
-void panel_blocks(const Matrix& w, const Layout& at, Rows rows, int m, int64_t k0, int64_t k1, Panel panel) {
-  float* totals = panel.totals;
+template <int NV, int M, bool CODES, class Target>
+void panel_blocks(const Matrix& w, const Layout& at, Rows rows, int m, int64_t k0, int64_t k1, const Panel& panel,
+                  Sink<Target> to) {
   for (; m >= M; m -= M) {
-    panel_rows<NV, M, CODES>(w, at, rows, k0, k1, panel, totals);
+    panel_rows<NV, M, CODES>(w, at, rows, k0, k1, panel, to);
     rows.x += M * rows.ld;
     rows.sums += M * rows.ld_sums;
-    totals += M * NV * LANES;
+    to.totals += M * NV * LANES;
+    to.row += M;
   }
-  if constexpr (M > 1) {
-    if (m) {
-      panel.totals = totals;
-      panel_blocks<NV, M - 1, CODES>(w, at, rows, m, k0, k1, panel);
-    }
-  }
+  if constexpr (M > 1)
+    if (m) panel_blocks<NV, M - 1, CODES>(w, at, rows, m, k0, k1, panel, to);
 }
 
-template <int BITS, int NV>
+template <int BITS, int NV, class Target>
 void many_rows(const Matrix& w, const Layout& at, const Rows& rows, int m, const Target& target, int64_t tile,
-               void* scratch) {
+               int first_row, void* scratch) {
   Panel panel(scratch);
-  std::memset(panel.totals, 0, sizeof(float) * m * NV * LANES);
+  const uint8_t* tiles[NV];
+  target.template tiles<NV>(at, tile, tiles);
   for (int64_t k0 = 0; k0 < w.k; k0 += PANEL_K) {
     int64_t k1 = k0 + PANEL_K < w.k ? k0 + PANEL_K : w.k;
-    fill_panel<BITS, NV>(w, at, tile, k0, k1, panel);
-    Rows part = rows;
-    panel_blocks<NV, BLOCK_ROWS, BITS != 16>(w, at, part, m, k0, k1, panel);
+    fill_panel<BITS, NV>(w, at, tiles, k0, k1, panel);
+    Sink<Target> to{target, panel.totals, first_row, tile, k0 == 0, k1 == w.k};
+    panel_blocks<NV, BLOCK_ROWS, BITS != 16>(w, at, rows, m, k0, k1, panel, to);
   }
-  for (int r = 0; r < m; ++r)
-    for (int v = 0; v < NV; ++v)
-      write_out(w, target, r, (tile + v) * LANES, load(panel.totals + (r * NV + v) * LANES));
 }
 
 // Rows in blocks of at most eight: the codes of a few tiles stay in the nearest cache.
-template <int BITS>
-void few_blocks(const Matrix& w, const Layout& at, const Rows& rows, int m, const Target& target, int64_t tile) {
+template <int BITS, class Target>
+void few_blocks(const Matrix& w, const Layout& at, const Rows& rows, int m, const Target& target, int64_t tile,
+                int first_row) {
   for (int done = 0; done < m; done += 8) {
     Rows part{rows.x + done * rows.ld, rows.sums + done * rows.ld_sums, rows.ld, rows.ld_sums};
-    Target to{target.out + done * target.ld, target.ld, target.add};
+    int row = first_row + done;
     switch (m - done < 8 ? m - done : 8) {
-      case 1: few_rows<BITS, 2, 1>(w, at, part, to, tile); break;
-      case 2: few_rows<BITS, 2, 2>(w, at, part, to, tile); break;
-      case 3: few_rows<BITS, 2, 3>(w, at, part, to, tile); break;
-      case 4: few_rows<BITS, 2, 4>(w, at, part, to, tile); break;
-      case 5: few_rows<BITS, 2, 5>(w, at, part, to, tile); break;
-      case 6: few_rows<BITS, 2, 6>(w, at, part, to, tile); break;
-      case 7: few_rows<BITS, 2, 7>(w, at, part, to, tile); break;
-      default: few_rows<BITS, 2, 8>(w, at, part, to, tile);
+      case 1: few_rows<BITS, 2, 1>(w, at, part, target, row, tile); break;
+      case 2: few_rows<BITS, 2, 2>(w, at, part, target, row, tile); break;
+      case 3: few_rows<BITS, 2, 3>(w, at, part, target, row, tile); break;
+      case 4: few_rows<BITS, 2, 4>(w, at, part, target, row, tile); break;
+      case 5: few_rows<BITS, 2, 5>(w, at, part, target, row, tile); break;
+      case 6: few_rows<BITS, 2, 6>(w, at, part, target, row, tile); break;
+      case 7: few_rows<BITS, 2, 7>(w, at, part, target, row, tile); break;
+      default: few_rows<BITS, 2, 8>(w, at, part, target, row, tile);
     }
   }
 }
 
 // Tiles are even in number: a matrix ends in an empty one where it has to.
-template <int BITS>
-void multiply_tiles(const Matrix& w, const Rows& rows, int m, const Target& target, int64_t first, int64_t end,
-                    void* scratch) {
+template <int BITS, class Target>
+void multiply_tiles(const Matrix& w, const Rows& rows, int m, const Target& target, int first_row, int64_t first,
+                    int64_t end, void* scratch) {
   Layout at(w);
   int64_t tile = first;
   if (m <= 2)
     for (; tile + 4 <= end; tile += 4)
-      m == 1 ? few_rows<BITS, 4, 1>(w, at, rows, target, tile) : few_rows<BITS, 4, 2>(w, at, rows, target, tile);
+      m == 1 ? few_rows<BITS, 4, 1>(w, at, rows, target, first_row, tile)
+             : few_rows<BITS, 4, 2>(w, at, rows, target, first_row, tile);
   for (; tile < end; tile += 2) {
     if (m <= FEW_ROWS)
-      few_blocks<BITS>(w, at, rows, m, target, tile);
+      few_blocks<BITS>(w, at, rows, m, target, tile, first_row);
     else
-      many_rows<BITS, 2>(w, at, rows, m, target, tile, scratch);
+      many_rows<BITS, 2>(w, at, rows, m, target, tile, first_row, scratch);
   }
 }
 
-// Output features of tiles [first, end) for m rows.
+// Tiles [first, end) of the target for m rows; `w` says how its matrices are made.
+template <class Target>
 void multiply(const Matrix& w, const Rows& rows, int m, const Target& target, int64_t first, int64_t end,
               void* scratch) {
   for (int done = 0; done < m; done += MAX_PIECE_ROWS) {
     int piece = m - done < MAX_PIECE_ROWS ? m - done : MAX_PIECE_ROWS;
     Rows part{rows.x + done * rows.ld, rows.sums + done * rows.ld_sums, rows.ld, rows.ld_sums};
-    Target to{target.out + done * target.ld, target.ld, target.add};
-    if (w.bits == 4) multiply_tiles<4>(w, part, piece, to, first, end, scratch);
-    if (w.bits == 8) multiply_tiles<8>(w, part, piece, to, first, end, scratch);
-    if (w.bits == 16) multiply_tiles<16>(w, part, piece, to, first, end, scratch);
+    if (w.bits == 4) multiply_tiles<4>(w, part, piece, target, done, first, end, scratch);
+    if (w.bits == 8) multiply_tiles<8>(w, part, piece, target, done, first, end, scratch);
+    if (w.bits == 16) multiply_tiles<16>(w, part, piece, target, done, first, end, scratch);
   }
 }
 

@@ -89,6 +89,17 @@ class NativeMatrix:
     def nbytes(self) -> int:
         return self._data.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
+    def is_like(self, other: NativeMatrix) -> bool:
+        """Whether both have the same shape and form."""
+        a, b = self.struct, other.struct
+        names = ("n", "k", "bits", "group", "scale_kind", "has_offset", "centre")
+        return all(getattr(a, name) == getattr(b, name) for name in names)
+
+    @property
+    def group(self) -> int:
+        """Of K that has one scale; with 16 bits of no meaning."""
+        return self.struct.group
+
     def fill_codes(self, first: int, codes: Tensor, scale: Tensor, offset: Tensor | None) -> None:
         """Rows from `first` on: codes [R, K] uint8; scale, offset [R, G], offset only where it
         is stored."""

@@ -19,6 +19,7 @@ from osaurus.kernels.native.library import library
 from osaurus.kernels.native.matrix import LANES, NativeMatrix
 
 (EMBED, NORM, NORM_ADD, LINEAR, ROPE, ATTEND, JOIN, GATE, ROUND, COPY) = range(10)
+GATED = 12
 _FLOATS, _INPUTS = 0, 1
 #: Queries of one kv head, and numbers of one head, that the attention takes.
 MAX_QUERIES_PER_KV, MAX_HEAD_DIM = 64, 512
@@ -33,6 +34,8 @@ class _Op(ctypes.Structure):
         ("source", ctypes.c_int32),
         ("target", ctypes.c_int32),
         ("rows", ctypes.c_int32),
+        ("beside", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
         ("i", ctypes.c_int32 * 8),
         ("f", ctypes.c_float * 4),
         ("p", ctypes.c_void_p * 4),
@@ -229,11 +232,12 @@ class ProgramBuilder:
         target: int,
         *,
         rows: int = 0,
+        beside: bool = False,
         i: Sequence[int] = (),
         f: Sequence[float] = (),
         p: Sequence[Tensor | NativeMatrix | None] = (),
     ) -> None:
-        op = _Op(kind=kind, source=source, target=target, rows=rows)
+        op = _Op(kind=kind, source=source, target=target, rows=rows, beside=int(beside))
         op.i[: len(i)] = list(i)
         op.f[: len(f)] = list(f)
         for place, value in enumerate(p):
@@ -263,7 +267,8 @@ class ProgramBuilder:
         """Projections of one input, their outputs side by side."""
         column = 0
         for matrix in matrices:
-            self._add(LINEAR, source, target, i=[column, 0, int(add)], p=[matrix])
+            i = [column, 0, int(add)]
+            self._add(LINEAR, source, target, beside=column > 0, i=i, p=[matrix])
             column += matrix.n
 
     def head(self, source: int, matrix: NativeMatrix) -> None:
@@ -304,6 +309,26 @@ class ProgramBuilder:
 
     def gate(self, source: int, target: int, activation: Activation) -> None:
         self._add(GATE, source, target, i=[_ACTIVATIONS[activation]])
+
+    def gated(
+        self,
+        source: int,
+        target: int,
+        gate_up: Sequence[NativeMatrix],
+        activation: Activation,
+        *,
+        for_group: int,
+    ) -> bool:
+        """`linear` and `gate` in one, for `for_group`, the group of the product that reads the
+        result. False, and nothing written, where the matrices cannot be taken so."""
+        gate, up = gate_up[0], gate_up[-1]
+        is_one = len(gate_up) == 1
+        width = gate.n // 2 if is_one else gate.n
+        if width % (2 * LANES) or len(gate_up) > 2 or not (is_one or gate.is_like(up)):
+            return False
+        i = [_ACTIVATIONS[activation], for_group, width if is_one else 0, width]
+        self._add(GATED, source, target, i=i, p=[gate, up])
+        return True
 
     def round(self, source: int, target: int) -> None:
         self._add(ROUND, source, target)

@@ -6,16 +6,17 @@
 namespace {
 using namespace osaurus;
 
-INLINE Input* inputs_at(const Buffer& b, int64_t row) { return (Input*)b.inputs + row * b.width; }
-INLINE float* floats_at(const Buffer& b, int64_t row) { return b.floats + row * b.width; }
+INLINE Input* inputs_at(const Buffer& b, int64_t row) { return (Input*)b.inputs + row * b.ld; }
+INLINE float* floats_at(const Buffer& b, int64_t row) { return b.floats + row * b.ld; }
 
-// Sums of rounded inputs [from, to) in all group sizes; both are multiples of 128 or the ends.
-void sum_inputs(const Buffer& b, int64_t row, int64_t from, int64_t to) {
+// Sums of rounded inputs [from, to) in group sizes up to `largest`; both are multiples of it or the
+// ends.
+void sum_inputs(const Buffer& b, int64_t row, int64_t from, int64_t to, int largest = 128) {
   const Input* x = inputs_at(b, row);
   float* sums = b.sums + row * sums_of(b.width);
   for (int64_t k = from; k < to; k += 16) sums[k / 16] = sum(load_inputs(x + k));
   float* below = sums;
-  for (int size = 32; size <= 128; size *= 2) {
+  for (int size = 32; size <= largest; size *= 2) {
     float* here = below + b.width / (size / 2);
     for (int64_t g = from / size; g < to / size; ++g) here[g] = below[2 * g] + below[2 * g + 1];
     below = here;

@@ -31,6 +31,7 @@ struct Buffer {
   void* inputs = nullptr;   // INPUTS: [T, width] of the kernels' input type
   float* sums = nullptr;    // INPUTS: [T, sums_of(width)]
   int64_t width = 0;
+  int64_t ld = 0;           // numbers from row to row
 };
 
 // Sums of inputs over groups of 16, then 32, 64 and 128, as far as these divide the width.
@@ -40,6 +41,11 @@ inline int64_t sums_before(int64_t width, int group) {
   return offset;
 }
 inline int64_t sums_of(int64_t width) { return sums_before(width, 256); }
+
+// Rows one page apart would all fall into the same few places of a cache.
+inline int64_t row_length(int64_t width, size_t bytes) {
+  return width * bytes % 1024 ? width : width + 128 / (int64_t)bytes;
+}
 
 struct Program {
   std::vector<Op> ops;

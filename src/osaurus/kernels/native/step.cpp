@@ -50,7 +50,12 @@ void walk(void* data, int thread) {
       w.kernels->execute(*w.run, w.ops[i], chunk, scratch);
       at.done.fetch_add(1, std::memory_order_release);
     }
-    for (int spins = 1; at.done.load(std::memory_order_acquire) < w.chunks[i]; ++spins) pause_once(spins);
+    if (i + 1 < w.count && w.ops[i + 1].beside) continue;
+    for (int j = i; j >= 0; --j) {
+      for (int spins = 1; w.progress[j].done.load(std::memory_order_acquire) < w.chunks[j]; ++spins)
+        pause_once(spins);
+      if (!w.ops[j].beside) break;
+    }
   }
 }
 
@@ -121,7 +126,8 @@ void Stage::run(const Program& program, const Kernels& kernels, const Args& args
   auto align = [](size_t n) { return (n + 63) / 64 * 64; };
   size_t rows = std::max(args.rows, args.logits_rows);
   for (const BufferShape& shape : program.shapes) {
-    total += align(rows * shape.width * (shape.kind == FLOATS ? sizeof(float) : kernels.input_bytes));
+    size_t bytes = shape.kind == FLOATS ? sizeof(float) : kernels.input_bytes;
+    total += align(rows * row_length(shape.width, bytes) * bytes);
     if (shape.kind == INPUTS) total += align(rows * sums_of(shape.width) * sizeof(float));
   }
   char* at = (char*)rows_.get(total);
@@ -129,12 +135,13 @@ void Stage::run(const Program& program, const Kernels& kernels, const Args& args
   for (const BufferShape& shape : program.shapes) {
     Buffer b;
     b.width = shape.width;
+    b.ld = row_length(shape.width, shape.kind == FLOATS ? sizeof(float) : kernels.input_bytes);
     if (shape.kind == FLOATS) {
       b.floats = (float*)at;
-      at += align(rows * shape.width * sizeof(float));
+      at += align(rows * b.ld * sizeof(float));
     } else {
       b.inputs = at;
-      at += align(rows * shape.width * kernels.input_bytes);
+      at += align(rows * b.ld * kernels.input_bytes);
       b.sums = (float*)at;
       at += align(rows * sums_of(shape.width) * sizeof(float));
     }
@@ -149,7 +156,7 @@ void Stage::run(const Program& program, const Kernels& kernels, const Args& args
     if (op.i[5] >= (int)plans.size()) plans.resize(op.i[5] + 1);
     AttendPlan& plan = plans[op.i[5]];
     if (plan.first_slot.empty()) plan = plan_of(args, op.i[4], op.i[0] / op.i[1]);
-    parts = std::max(parts, (size_t)plan.first_slot.back() * op.i[0] * (op.i[3] + LANES));
+    parts = std::max(parts, (size_t)plan.first_slot.back() * op.i[0] * (op.i[3] + 2 * LANES));
   }
   std::vector<int32_t> row_span(args.rows);
   for (int s = 0; s < args.spans; ++s)
