@@ -8,7 +8,8 @@ also leaves the interpreter of this process to the engine.
     parent: 8 bytes length, pickle of a `Job`   ->   child
     child:  1 byte status, 8 bytes length, text ->   parent    (never unpickled)
 
-Children are started when first needed and kept idle; one that died is replaced.
+Children are started when first needed, or ahead of that, and kept idle; one that died is
+replaced.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -83,6 +85,13 @@ class RenderPool:
             return text
         raise TemplateError(text)
 
+    def prepare(self) -> None:
+        """Start a child where none is idle, without waiting until it reads."""
+        with self._lock:
+            if not self._idle:
+                with suppress(OSError):  # whoever needs one is told
+                    self._idle.append(_Child())
+
     def forget(self) -> None:
         """After a fork: the children are the parent's."""
         self._idle, self._lock = [], threading.Lock()
@@ -96,7 +105,7 @@ class RenderPool:
 
 class _Child:
     def __init__(self) -> None:
-        """Starts it and waits until it reads. Raises `TemplateError` when it cannot start."""
+        """Starts it. Whether it came up is seen when it is asked."""
         path = os.pathsep.join(filter(None, sys.path))
         self._process = subprocess.Popen(
             # -P: no module is taken from the folder that this process happens to run in.
@@ -111,16 +120,19 @@ class _Child:
         assert self._process.stdout is not None
         self._requests: IO[bytes] = self._process.stdin
         self._answers: IO[bytes] = self._process.stdout
-        if self._answers.read(1) != READY:
-            self.close()
-            raise TemplateError("the process that renders chat templates could not be started")
+        self._is_ready = False
 
     @property
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
     def ask(self, job: Job) -> tuple[bytes, str]:
-        """Raises `EOFError` or `OSError` when the child died over it."""
+        """Raises `EOFError` or `OSError` when the child died over it, and `TemplateError` when it
+        never came up."""
+        if not self._is_ready:
+            if self._answers.read(1) != READY:
+                raise TemplateError("the process that renders chat templates could not be started")
+            self._is_ready = True
         data = pickle.dumps(job, protocol=pickle.HIGHEST_PROTOCOL)
         self._requests.write(LENGTH.pack(len(data)) + data)
         self._requests.flush()
@@ -153,3 +165,8 @@ os.register_at_fork(after_in_child=_pool.forget)
 def run(job: Job) -> str:
     """Through the pool of this process; see `RenderPool.run`."""
     return _pool.run(job)
+
+
+def prepare_child() -> None:
+    """Through the pool of this process; see `RenderPool.prepare`."""
+    _pool.prepare()

@@ -10,9 +10,13 @@ Native kernels run on the same team (`team_function`).
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Generator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import torch
 
 #: OpenMP 5.2, section 18.6.1: release the pool, keep settings.
 _OMP_PAUSE_SOFT = 1
@@ -43,3 +47,19 @@ def release_team() -> None:
     pause = team_function("omp_pause_resource_all")
     if pause is not None:
         pause(_OMP_PAUSE_SOFT)
+
+
+@contextmanager
+def one_thread() -> Generator[None]:
+    """The calling thread's kernels take no workers: for many short ones beside other work.
+    Other threads keep their number, which torch's own setting would not grant."""
+    set_threads = team_function("omp_set_num_threads")
+    if set_threads is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    set_threads(1)
+    try:
+        yield
+    finally:
+        set_threads(before)

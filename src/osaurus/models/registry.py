@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from osaurus.errors import BundleError
-from osaurus.kernels.openmp import release_team
+from osaurus.kernels.openmp import one_thread, release_team
 from osaurus.models.base import Model
 from osaurus.models.families import FAMILIES
 from osaurus.models.loading import ComputeMode, ShapeLoader, WeightLoader
@@ -18,6 +18,10 @@ from osaurus.types.weights import QuantizeOnLoad
 if TYPE_CHECKING:
     from osaurus.bundle.bundle import Bundle
     from osaurus.bundle.weights import WeightSource
+
+#: Below it the kernels of a load are so short that a team gains nothing, and takes ten times as
+#: long as one thread when another program (or the tokenizer's thread) uses its cores.
+_SMALL_BUNDLE_BYTES = 512 << 20
 
 
 def load_model(
@@ -32,8 +36,12 @@ def load_model(
     Raises `UnsupportedBundle` for a model_type that neither a family nor transformers serves
     and `IncompleteBundle` for missing tensors; nothing of the bundle stays mapped afterwards.
     """
+    is_small = bundle.size_bytes < _SMALL_BUNDLE_BYTES
     try:
-        with closing(bundle.open_weights()) as source:
+        with (
+            one_thread() if is_small else nullcontext(),
+            closing(bundle.open_weights()) as source,
+        ):
             return build(bundle.config, source, compute_mode, device, on_load=on_load)
     except BundleError as error:
         if str(bundle.path) in error.message or bundle.model_id in error.message:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from osaurus.runtime.conventions import Conventions, read_conventions
 from osaurus.runtime.defaults import bundle_sampling
 from osaurus.runtime.embedder import load_embedder, options_for_embedding
 from osaurus.runtime.gate import DeviceGate
+from osaurus.runtime.imports import import_engine
 from osaurus.runtime.lost_device import telling_a_lost_device
 from osaurus.runtime.machine import device_memory, host_memory
 from osaurus.runtime.memory import Limits, LoadPlan
@@ -39,6 +41,8 @@ from osaurus.types.weights import QuantizeOnLoad
 
 if TYPE_CHECKING:
     from osaurus.bundle.bundle import Bundle
+    from osaurus.bundle.tokenizer import Tokenizer
+    from osaurus.models.base import Model
     from osaurus.models.loading import ComputeMode
 
 logger = logging.getLogger(__name__)
@@ -207,9 +211,10 @@ class BundleSource:
         return replace(container, make_engine=make_engine)
 
     def _load(self, listing: Listing, device: str) -> ModelContainer:
+        import_engine()
         from osaurus.bundle.fingerprint import model_identity
         from osaurus.bundle.manifest import check_manifest
-        from osaurus.models.registry import load_model
+        from osaurus.bundle.renderer import prepare_child
         from osaurus.topology.summary import resumes_at_snapshots
 
         options = self.options
@@ -223,18 +228,12 @@ class BundleSource:
         if is_embedder:
             container = load_embedder(bundle, options, device, self.gate(device))
             return self._counted(container, plan)
-        tokenizer = bundle.load_tokenizer()
-        conventions = _conventions_of(bundle, options)
+        if bundle.chat_template is not None:
+            prepare_child()  # it comes up while the weights are read
+        gate = self.gate(device)
+        tokenizer, conventions, model = _read(bundle, options, device, gate)
         for note in conventions.formats.notes:
             logger.warning("%s: %s", listing.model_id, note)
-        gate = self.gate(device)
-        with gate.hold(f"load:{listing.model_id}"):
-            model = load_model(
-                bundle,
-                compute_mode=options.compute_mode,
-                device=device,
-                on_load=options.quantize,
-            )
         weights = LoadedWeights(
             model,
             name=listing.model_id,
@@ -297,6 +296,31 @@ def _opened(listing: Listing, options: LoadOptions) -> Bundle:
         return bundle
     templates = {"default": options.chat_template}
     return replace(bundle, chat_template=options.chat_template, chat_templates=templates)
+
+
+def _read(
+    bundle: Bundle, options: LoadOptions, device: str, gate: DeviceGate
+) -> tuple[Tokenizer, Conventions, Model]:
+    """The tokenizer is built on another thread while the weights are read: reading mostly runs
+    outside of the interpreter. Where both fail, the tokenizer's error is the one raised."""
+    from osaurus.models.registry import load_model
+
+    with ThreadPoolExecutor(1, "osaurus-tokenizer") as helper:
+        tokenizer = helper.submit(bundle.load_tokenizer)
+        conventions = helper.submit(_conventions_of, bundle, options)
+        try:
+            with gate.hold(f"load:{bundle.model_id}"):
+                model = load_model(
+                    bundle,
+                    compute_mode=options.compute_mode,
+                    device=device,
+                    on_load=options.quantize,
+                )
+        except Exception:
+            for text_side in (tokenizer, conventions):
+                text_side.result()
+            raise
+        return tokenizer.result(), conventions.result(), model
 
 
 def _conventions_of(bundle: Bundle, options: LoadOptions) -> Conventions:
