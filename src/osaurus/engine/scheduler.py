@@ -71,7 +71,6 @@ class Scheduler:
         self._latency_budget_s = latency_budget_s
         self._shared_chunk = min(chunk_tokens, 2 * MIN_CHUNK_TOKENS)
         self._last_prefilled: Request | None = None
-        self._chunk_was_shared = False
 
     @property
     def is_decoding(self) -> bool:
@@ -167,14 +166,12 @@ class Scheduler:
         request = candidates[turn]
         if self._extend_prefix(request) and request.phase is not Phase.PREFILL:
             return None
-        sharing = self.is_decoding
-        limit = self._shared_chunk if sharing else self._chunk_limit
+        limit = self._shared_chunk if self.is_decoding else self._chunk_limit
         first = request.num_computed
         last = self.cache.chunk_end(request.cached, first, min(request.num_prefill, first + limit))
         if not self._make_room(request, last):
             return None
         self._last_prefilled = request
-        self._chunk_was_shared = sharing
         return RowSpan(request, first, last - first)
 
     def take_over(self, request: Request) -> int:
@@ -197,13 +194,12 @@ class Scheduler:
         return added > 0
 
     def learn_chunk_time(self, count: int, took_s: float) -> None:
-        """Size the next shared chunk by how long the last one held the streams up."""
-        if not self._chunk_was_shared:
-            return
-        if took_s > self._latency_budget_s:
-            self._shared_chunk = max(MIN_CHUNK_TOKENS, min(self._shared_chunk, count) // 2)
-        elif count >= self._shared_chunk and took_s < self._latency_budget_s / 2:
-            self._shared_chunk = min(self._chunk_limit, 2 * self._shared_chunk)
+        """Size the next shared chunk by what a token of the last chunk took."""
+        if count < MIN_CHUNK_TOKENS or took_s <= 0:
+            return  # the end of a prompt: its cost is not that of its tokens
+        fits = int(count * self._latency_budget_s / took_s)
+        fits -= fits % self.pool.block_tokens
+        self._shared_chunk = min(self._chunk_limit, max(MIN_CHUNK_TOKENS, fits))
 
     def fed(self, span: RowSpan) -> None:
         """The span's keys and values are in place and its tokens are in the state."""

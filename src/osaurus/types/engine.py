@@ -218,7 +218,8 @@ class EngineConfig:
     `prefill_chunk_tokens` bounds one prefill forward; with streams running a chunk is sized to
     `latency_budget_ms`. At most `decode_batch_size` requests decode in one forward, and
     `prefill_batch_size` prompts take turns being read, None for all. An engine that was idle for
-    `light_sleep_s` gives up the prefixes that it holds in memory.
+    `light_sleep_s` gives up the prefixes that it holds in memory. At most `threads` compute on
+    the CPU, None for what `kernels.cpu_topology` chooses.
     """
 
     max_batch_size: int = 8
@@ -227,9 +228,10 @@ class EngineConfig:
     kv_block_tokens: int = 32
     allocator_cache_bytes: int | None = 512 << 20
     prefill_chunk_tokens: int = 512
-    latency_budget_ms: float = 60.0
+    latency_budget_ms: float = 75.0
     decode_batch_size: int | None = None
     prefill_batch_size: int | None = None
     light_sleep_s: float | None = None
+    threads: int | None = None
     max_context_tokens: int | None = None
     cache: CacheConfig = field(default_factory=CacheConfig)

@@ -14,6 +14,7 @@ import torch
 
 from osaurus.engine.core import BatchEngine
 from osaurus.engine.request import Phase
+from osaurus.engine.scheduler import RowSpan
 from osaurus.models.base import ForwardBatch, ForwardOutput
 from osaurus.types.engine import EngineConfig
 from osaurus.types.events import PrefillProgress
@@ -203,22 +204,34 @@ def test_an_id_is_free_again_when_its_info_arrives(folder: Path) -> None:
     engine.shutdown()
 
 
-def test_chunks_that_ran_alone_do_not_shrink_those_that_share(folder: Path) -> None:
-    now = [0.0]
+def test_a_chunk_beside_streams_is_sized_by_what_a_token_of_the_last_one_took(
+    folder: Path,
+) -> None:
+    engine = _engine(load_tiny(folder), prefill_chunk_tokens=512, latency_budget_ms=100)
+    prefill, counts = engine._runner.prefill, list[int]()
 
-    def slow_clock() -> float:
-        now[0] += 1.0
-        return now[0]
+    def counted(span: RowSpan) -> None:
+        counts.append(span.count)
+        prefill(span)
 
-    engine = _engine(load_tiny(folder), clock=slow_clock, prefill_chunk_tokens=200)
-    before = engine.scheduler._shared_chunk
-    _finish(engine, *engine.generate(ask("alone", PROMPT, max_tokens=1)))
-    assert engine.scheduler._shared_chunk == before
-    (running,) = engine.generate(ask("running", PROMPT[:3], max_tokens=50))
+    engine._runner.prefill = counted  # type: ignore[method-assign]
+    (running,) = engine.generate(ask("running", PROMPT[:3], max_tokens=90))
     engine.step()
     assert engine.scheduler.active[0].phase is Phase.DECODE
-    _finish(engine, *engine.generate(ask("beside", PROMPT, max_tokens=1)))
-    assert engine.scheduler._shared_chunk < before
+    learn = engine.scheduler.learn_chunk_time
+    learn(100, 0.09)
+    (beside,) = engine.generate(ask("beside", PROMPT[::-1], max_tokens=1))
+    engine.step()
+    assert counts.pop() == 96  # of the 111 that fit, whole blocks
+    _finish(engine, beside)
+    for count, took_s, expected in (
+        (512, 0.01, 512),
+        (300, 0.3, 96),
+        (10, 5.0, 96),  # too few to say what a token takes
+        (64, 5.0, 64),
+    ):
+        learn(count, took_s)
+        assert engine.scheduler._shared_chunk == expected
     running.close()
     engine.step()
     engine.shutdown()
