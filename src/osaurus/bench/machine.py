@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from osaurus.kernels import cpu
+from osaurus.kernels.cpu_topology import choose_threads
 
 #: Instruction sets that decide which kernels can run, as the operating system spells them.
 _RELEVANT_ISA = (
@@ -23,7 +24,7 @@ _RELEVANT_ISA = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """`cores` are those this process may run on; `memory_available_bytes` as of now."""
+    """`cores` are the physical ones of this process; `memory_available_bytes` as of now."""
 
     system: str
     cpu: str
@@ -44,7 +45,7 @@ def read_machine() -> Machine:
     return Machine(
         system=f"{platform.system()} {platform.machine()}",
         cpu=cpu.model_name(),
-        cores=cpu.usable_cores(),
+        cores=choose_threads().cores,
         isa=tuple(flag for flag in _RELEVANT_ISA if flag in flags),
         memory_bytes=memory.total,
         memory_available_bytes=memory.available,

@@ -26,17 +26,19 @@ PEERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 
 class Peer:
-    """One running peer process. `facts` say what it runs. A context manager."""
+    """One running peer process on `threads`, None for as many as it takes by itself. `facts` say
+    what it runs. A context manager."""
 
-    def __init__(self, name: str, model_path: Path) -> None:
+    def __init__(self, name: str, model_path: Path, *, threads: int | None = None) -> None:
         self.name = name
         self.rss_bytes = 0
+        limit = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
         self._process = subprocess.Popen(
             [sys.executable, str(_script(name)), str(model_path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "TQDM_DISABLE": "1"},
+            env={**os.environ, **limit, "TQDM_DISABLE": "1"},
         )
         try:
             self.facts: Mapping[str, Any] = self._read()

@@ -22,7 +22,7 @@ from osaurus import __version__
 from osaurus.bench.report import Report, Subject, as_json, as_text
 from osaurus.bench.workloads import Measurement, NotRun, Outcome
 from osaurus.cli.app import EXIT_FAILED, EXIT_OK
-from osaurus.cli.options import Json
+from osaurus.cli.options import Json, Threads, flag
 from osaurus.cli.terminal import say
 from osaurus.errors import InvalidField
 
@@ -40,6 +40,7 @@ def bench(
     repeats: int = 5,
     warmup: int = 1,
     seed: int = 0,
+    threads: Threads = None,
     peer: str | None = None,
     url: str | None = None,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
@@ -81,6 +82,9 @@ def bench(
             raise InvalidField(name, f"must be at least {least}, got {value}")
     if url and peer:
         raise InvalidField("--peer", "runs in process and cannot be combined with --url")
+    flag("performance.threads", threads)
+    if url and threads:
+        raise InvalidField("--threads", "is for a model in process: start that server with it")
     # Imports psutil and, below, torch: only a bench that runs pays for them.
     from osaurus.bench.machine import read_machine
 
@@ -91,7 +95,15 @@ def bench(
         subjects = [_over_http(url, model, repeats, decode, widths, seed)]
     else:
         subjects = _in_process(
-            model, peer, prefill, decode, widths, repeats=repeats, warmup=warmup, seed=seed
+            model,
+            peer,
+            prefill,
+            decode,
+            widths,
+            repeats=repeats,
+            warmup=warmup,
+            seed=seed,
+            threads=threads,
         )
     report = Report(
         model=model,
@@ -128,6 +140,7 @@ def _in_process(
     repeats: int,
     warmup: int,
     seed: int,
+    threads: int | None,
 ) -> list[Subject]:
     from osaurus.bench.inprocess import EngineRunner
     from osaurus.bench.machine import rss_bytes, torch_facts
@@ -137,7 +150,7 @@ def _in_process(
     from osaurus.runtime.load import BundleSource, LoadOptions
     from osaurus.types.engine import EngineConfig
 
-    config = EngineConfig(max_batch_size=max(8, *widths))
+    config = EngineConfig(max_batch_size=max(8, *widths), threads=threads)
     # What an earlier run left on disk would make a prefill look fast.
     source = BundleSource(LoadOptions(engine=config, disk_cache=False))
     listing = source.find(model)
@@ -146,7 +159,7 @@ def _in_process(
         other: Peer | None = None
         if peer:
             say(f"loading {listing.model_id} into {peer}")
-            other = stack.enter_context(Peer(peer, listing.path))
+            other = stack.enter_context(Peer(peer, listing.path, threads=threads))
         say(f"loading {listing.model_id}")
         started = time.monotonic()
         container = source.load(listing)

@@ -91,6 +91,24 @@ def check_processor() -> Check:
     return Check(name="processor", status="pass", detail=detail)
 
 
+def check_threads() -> Check:
+    """How many threads compute, and what decided it."""
+    from osaurus.kernels.cpu_topology import choose_threads
+    from osaurus.settings.store import SettingsStore
+
+    try:
+        asked = SettingsStore().load().resolved["performance.threads"]
+    except OsaurusError:  # the check of the settings says which
+        return Check(name="threads", status="warn", detail="unknown", fix="mend the settings")
+    choice = choose_threads(asked.value)
+    source = f" by {asked.source}" if asked.value is not None and asked.source else ""
+    detail = f"{choice.threads} compute: {choice.reason}{source}"
+    if choice.threads > choice.cores:
+        fix = f"more than the {choice.cores} cores is slower: set performance.threads to fewer"
+        return Check(name="threads", status="warn", detail=detail, fix=fix)
+    return Check(name="threads", status="pass", detail=detail)
+
+
 def check_memory() -> Check:
     from osaurus.bench.machine import read_machine
 
@@ -284,6 +302,7 @@ def check_environment() -> Check:
 CHECKS: tuple[Callable[[], Check], ...] = (
     check_python,
     check_processor,
+    check_threads,
     check_memory,
     check_torch,
     check_accelerator,

@@ -54,6 +54,14 @@ Quantize = Annotated[
     ),
 ]
 
+Threads = Annotated[
+    int | None,
+    Parameter(
+        name="--threads",
+        help="Most threads that compute on the CPU; one a physical core when not given.",
+    ),
+]
+
 
 def flag(key: str, value: object, *, name: str = "") -> dict[str, Flag]:
     """One setting's value from the command line; empty where the flag was not given. `name` is

@@ -24,6 +24,7 @@ from osaurus.cli.options import (
     NoDiskCache,
     Quantize,
     Server,
+    Threads,
     Yes,
     cache_flags,
     flag,
@@ -55,6 +56,7 @@ def run(
     no_disk_cache: NoDiskCache = False,
     kv_mode: KvMode = None,
     quantize: Quantize = None,
+    threads: Threads = None,
     stats: Stats = False,
     as_json: Json = False,
     yes: Yes = False,
@@ -97,6 +99,7 @@ def run(
     }
     flags = cache_flags(kv_cache_dir, no_disk_cache, kv_mode)
     flags |= flag("performance.quantizeOnLoad", quantize)
+    flags |= flag("performance.threads", threads)
     with connect(model, address=server, assume_yes=yes, flags=flags) as client:
         if is_conversation:
             _converse(client, model, options, system=system, shows_stats=stats)

@@ -10,7 +10,15 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from osaurus.cli.options import KvCacheDir, KvMode, NoDiskCache, Quantize, cache_flags, flag
+from osaurus.cli.options import (
+    KvCacheDir,
+    KvMode,
+    NoDiskCache,
+    Quantize,
+    Threads,
+    cache_flags,
+    flag,
+)
 from osaurus.cli.terminal import say
 from osaurus.server.logs import set_up_logging
 from osaurus.settings.paths import api_keys
@@ -33,6 +41,7 @@ def serve(
     compute_mode: Literal["bfloat16", "float32"] | None = None,
     quantize: Quantize = None,
     device: str | None = None,
+    threads: Threads = None,
     memory_safety: MemoryMode | None = None,
     kv_cache_dir: KvCacheDir = None,
     no_disk_cache: NoDiskCache = False,
@@ -94,6 +103,7 @@ def serve(
         ("performance.computeMode", compute_mode),
         ("performance.quantizeOnLoad", quantize),
         ("performance.device", device),
+        ("performance.threads", threads),
         ("memorySafety.mode", memory_safety),
         ("prompt.keepAttributionLine", keep_attribution_line),
     ):

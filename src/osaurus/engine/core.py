@@ -40,7 +40,7 @@ from osaurus.errors import (
     InvalidMaxBatchSize,
     OsaurusError,
 )
-from osaurus.kernels.cpu import usable_cores
+from osaurus.kernels.cpu_topology import choose_threads, stay_on
 from osaurus.kernels.heap import keep_heap_pages, trim_heap
 from osaurus.kernels.openmp import release_team
 from osaurus.models.base import Model
@@ -134,7 +134,8 @@ class BatchEngine:
         self._rate = RollingTokenRate()
         self._high_watermark = 0
         self._steps_to_purge = PURGE_INTERVAL_STEPS
-        self._decode_threads = DecodeThreads(usable_cores(), torch.set_num_threads)
+        self._threads = choose_threads(config.threads)
+        self._decode_threads = DecodeThreads(self._threads.threads, torch.set_num_threads)
         self._thread: threading.Thread | None = None
         if start:
             self._thread = threading.Thread(target=self._run, name=f"engine:{name}", daemon=True)
@@ -268,7 +269,8 @@ class BatchEngine:
     # The engine's thread.
 
     def _run(self) -> None:
-        torch.set_num_threads(usable_cores())
+        stay_on(self._threads.keep_to)
+        torch.set_num_threads(self._threads.threads)
         keep_heap_pages()
         error: str | None = None
         try:

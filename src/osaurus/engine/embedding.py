@@ -20,6 +20,7 @@ import torch
 from osaurus.bundle.embedding import EmbeddingSpec
 from osaurus.engine.device import OwnDevice, is_device_lost
 from osaurus.errors import Cancelled, EngineShutdown, OsaurusError, RequestFailed
+from osaurus.kernels.cpu_topology import choose_threads, stay_on
 from osaurus.kernels.openmp import release_team
 from osaurus.models.embedding import TextEncoder, vector_of
 from osaurus.types.cache import CacheStats
@@ -44,6 +45,7 @@ class EmbeddingEngine:
         frame: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()),
         seat: DeviceSeat | None = None,
         name: str = "model",
+        threads: int | None = None,
     ) -> None:
         self.dimensions = encoder.hidden_size
         self.vocab_size = encoder.vocab_size
@@ -54,6 +56,7 @@ class EmbeddingEngine:
         self._spec = spec
         self._name = name
         self._seat = seat or OwnDevice()
+        self._threads = choose_threads(threads)
         self._max_batch_size = 1
         self._changed = threading.Condition()
         self._jobs: deque[_Job] = deque()
@@ -77,6 +80,8 @@ class EmbeddingEngine:
     # The engine's thread.
 
     def _run(self) -> None:
+        stay_on(self._threads.keep_to)
+        torch.set_num_threads(self._threads.threads)
         while (job := self._next()) is not None:
             try:
                 vectors = self._compute(job)

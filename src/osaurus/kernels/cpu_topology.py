@@ -66,10 +66,6 @@ def choose_threads(
     )
 
 
-def usable_threads(asked: int | None = None) -> int:
-    return choose_threads(asked).threads
-
-
 def stay_on(processors: frozenset[int]) -> None:
     """Keep the calling thread, and those that it starts, on these processors."""
     if processors and hasattr(os, "sched_setaffinity"):
@@ -101,7 +97,9 @@ def _groups(root: Path) -> list[Path]:
         parts = [part for part in path.split("/") if part]
         if ".." in parts:  # a group outside this namespace
             parts = []
-        found += [base.joinpath(*parts[:depth]) for base in bases for depth in range(len(parts) + 1)]
+        found += [
+            base.joinpath(*parts[:depth]) for base in bases for depth in range(len(parts) + 1)
+        ]
     return found or [mount]
 
 

@@ -66,6 +66,7 @@ def load_options(settings: Mapping[str, Any]) -> LoadOptions:
         decode_batch_size=settings["concurrency.completionBatchSize"],
         prefill_batch_size=settings["concurrency.prefillBatchSize"],
         light_sleep_s=_sleep_after(settings, "power.lightSleepAfterSeconds"),
+        threads=settings["performance.threads"],
         cache=cache_config(settings),
     )
     return LoadOptions(

@@ -48,7 +48,12 @@ def load_embedder(
         if not held:
             raise EngineShutdown(f"{bundle.model_id} was unloaded")
         engine = EmbeddingEngine(
-            held[0], spec, frame=frame, seat=gate.seat(OWNER), name=bundle.model_id
+            held[0],
+            spec,
+            frame=frame,
+            seat=gate.seat(OWNER),
+            name=bundle.model_id,
+            threads=options.engine.threads,
         )
         engine.update_max_batch_size(max_batch_size)
         return engine

@@ -225,6 +225,9 @@ _PERFORMANCE = (
     _row("performance.device", "text", "auto", "next load",
          "Where models run: cpu, cuda, cuda:1; auto takes a CUDA device when there is one.",
          flag="--device"),
+    _whole("performance.threads", None, "next load",
+           "Most threads that compute on the CPU; unset is one a physical core, within the "
+           "process's limits.", unit="threads", flag="--threads"),
     _row("performance.computeMode", "word", "bfloat16", "next load",
          "float32 dequantizes everything: slow, for comparisons.", words=("bfloat16", "float32"),
          flag="--compute-mode"),

@@ -46,6 +46,20 @@ def test_a_peer_tells_its_facts_then_answers_workload_by_workload() -> None:
     assert process.returncode == 0
 
 
+def test_a_peer_computes_on_as_many_threads_as_it_is_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "threads.py"
+    script.write_text(
+        "import json, os\nprint(json.dumps(os.environ.get('OMP_NUM_THREADS')), flush=True)\n"
+    )
+    monkeypatch.setattr(peers, "PEERS", {"threads": (str(script), ("json",))})
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for threads, told in ((3, "3"), (None, None)):
+        with Peer("threads", Path("m"), threads=threads) as peer:
+            assert peer.facts == told
+
+
 def test_a_peer_that_dies_did_not_run() -> None:
     dying = Workload(kind="decode", prompt_tokens=1, new_tokens=99)
     with Peer("echo", Path("m")) as peer:

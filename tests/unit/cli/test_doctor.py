@@ -43,6 +43,19 @@ def test_every_check_runs_here_and_a_fault_comes_with_its_remedy() -> None:
     assert next(check for check in found if check.name == "torch").status == "pass"
 
 
+def test_the_doctor_says_how_many_threads_compute_and_who_decided(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("OSAURUS_PERFORMANCE__THREADS", raising=False)
+    detail = doctor.check_threads().detail
+    assert "physical core" in detail or "quota" in detail
+    monkeypatch.setenv("OSAURUS_PERFORMANCE__THREADS", "1")
+    check = doctor.check_threads()
+    assert check.detail == "1 compute: as set by OSAURUS_PERFORMANCE__THREADS"
+    monkeypatch.setenv("OSAURUS_PERFORMANCE__THREADS", "0")
+    assert doctor.check_threads().status == "warn"
+
+
 def test_a_place_that_cannot_be_written_fails_and_a_missing_one_does_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
 
+from osaurus.cli.app import EXIT_USAGE, run_command_line
 from osaurus.cli.options import cache_flags, flag
 from osaurus.errors import InvalidField
 from osaurus.runtime.configure import kv_mode_of, load_options
@@ -33,6 +35,24 @@ def test_a_directory_that_is_asked_for_is_used_though_the_file_says_none(tmp_pat
     document = {"cache": {"blockDisk": {"enabled": False}}}
     settings = resolve(document, flags=cache_flags(tmp_path, False, None))
     assert load_options(settings).resolved_engine().cache.disk_dir == tmp_path
+
+
+@pytest.mark.parametrize("verb", ["serve", "bench", "run"])
+def test_a_number_of_threads_that_cannot_be_is_refused_by_its_flag(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    question = ["default", "hello"] if verb == "run" else []
+    assert run_command_line([verb, *question, "--threads", "0"]) == EXIT_USAGE
+    said = capsys.readouterr().err
+    assert "--threads" in said
+    assert "a whole number, at least 1" in said
+
+
+def test_a_servers_threads_are_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["bench", "--url", "http://127.0.0.1:9", "--threads", "1"]
+    assert run_command_line(arguments) == EXIT_USAGE
+    assert "--threads" in capsys.readouterr().err
 
 
 def test_a_relative_directory_is_that_of_the_command(

@@ -102,6 +102,7 @@ _SEEN: list[tuple[dict[str, Any], Callable[[BatchEngine], Any], Any]] = [
         lambda e: e.config.light_sleep_s,
         40,
     ),
+    ({"performance.threads": 1}, lambda e: e._threads.threads, 1),
     ({"performance.latencyBudgetMs": 7}, lambda e: e.scheduler._latency_budget_s, 0.007),
     ({"performance.maxContextTokens": 100}, lambda e: e.max_context_tokens, 100),
     ({"performance.kvBudgetMB": 1.5}, lambda e: e.pool.budget_bytes, 1_500_000),
@@ -161,6 +162,26 @@ def test_what_is_seen_differs_without_the_setting(see: Any, loaded: Any) -> None
         # As computed is what "the engine chooses" comes to on a model that is not proven.
         if other is see and seen != "none":
             assert found != seen
+
+
+def test_a_step_runs_on_as_many_threads_as_the_setting_says(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, engine = loaded({"performance.threads": 1})
+    seen: list[tuple[str, int]] = []
+
+    def recording(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+        def recorded(*arguments: Any, **options: Any) -> Any:
+            seen.append((name, torch.get_num_threads()))
+            return run(*arguments, **options)
+
+        return recorded
+
+    for name in ("prefill", "decode"):
+        monkeypatch.setattr(engine._runner, name, recording(name, getattr(engine._runner, name)))
+    for stream in engine.generate(ask("threads", [5, *PROMPT], max_tokens=3)):
+        list(stream)
+    assert set(seen) == {("prefill", 1), ("decode", 1)}
 
 
 def test_prompts_lie_where_the_setting_says(tmp_path: Path, loaded: Any) -> None:

@@ -96,6 +96,7 @@ PROOFS = {
         _LOADS + "test_a_template_of_the_users_own_is_rendered_and_read_for_its_formats"
     ),
     "performance.device": _LOADS + "test_the_device_is_the_one_that_was_named",
+    "performance.threads": (_LOADS + "test_a_step_runs_on_as_many_threads_as_the_setting_says"),
     "performance.computeMode": _ENGINE,
     "performance.quantizeOnLoad": _LOADS + "test_weights_are_quantized_as_the_setting_says",
     "performance.maxContextTokens": _ENGINE,
