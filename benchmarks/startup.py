@@ -6,10 +6,9 @@ usage: PYTHONPATH=src python benchmarks/startup.py [--model NAME_OR_PATH] [--run
 
 Each run is a process of its own that finds the model's file in the system's page cache (one run
 before is not counted). The first token is there when the first byte of the answer has come
-through the pipe. Stages are taken in further runs, in which a stamp is set around each; the
-tokenizer is built while the weights are read, so these two overlap. With --llama-bin llama.cpp's
-server is timed from its start to the end of an answer of one token, beside `osaurus serve`. Other
-programs only ever add to such times: the fewest seconds of all runs are the figure to compare.
+through the pipe. Stages are taken in further runs, in which a stamp is set around each. With
+--llama-bin llama.cpp's server is timed from its start to the end of an answer of four tokens,
+beside `osaurus serve`. Other programs only ever add to such times: the fewest seconds of all runs are the figure to compare.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ def trace(path: str, model: str) -> int:
     def engine_is_imported() -> None:
         import osaurus.models.registry as registry
 
-        timed(registry, "load_model", "weights (at the same time)")
+        timed(registry, "load_model", "weights")
 
     import osaurus.cli.run
     from osaurus.cli.app import run_command_line

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from osaurus.bundle.weights import WeightSource
 
 #: Below it the kernels of a load are so short that a team gains nothing, and takes ten times as
-#: long as one thread when another program (or the tokenizer's thread) uses its cores.
+#: long as one thread when another program uses its cores.
 _SMALL_BUNDLE_BYTES = 512 << 20
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -41,8 +40,6 @@ from osaurus.types.weights import QuantizeOnLoad
 
 if TYPE_CHECKING:
     from osaurus.bundle.bundle import Bundle
-    from osaurus.bundle.tokenizer import Tokenizer
-    from osaurus.models.base import Model
     from osaurus.models.loading import ComputeMode
 
 logger = logging.getLogger(__name__)
@@ -215,6 +212,7 @@ class BundleSource:
         from osaurus.bundle.fingerprint import model_identity
         from osaurus.bundle.manifest import check_manifest
         from osaurus.bundle.renderer import prepare_child
+        from osaurus.models.registry import load_model
         from osaurus.topology.summary import resumes_at_snapshots
 
         options = self.options
@@ -229,11 +227,19 @@ class BundleSource:
             container = load_embedder(bundle, options, device, self.gate(device))
             return self._counted(container, plan)
         if bundle.chat_template is not None:
-            prepare_child()  # it comes up while the weights are read
-        gate = self.gate(device)
-        tokenizer, conventions, model = _read(bundle, options, device, gate)
+            prepare_child()  # it comes up while the model is read
+        tokenizer = bundle.load_tokenizer()
+        conventions = _conventions_of(bundle, options)
         for note in conventions.formats.notes:
             logger.warning("%s: %s", listing.model_id, note)
+        gate = self.gate(device)
+        with gate.hold(f"load:{listing.model_id}"):
+            model = load_model(
+                bundle,
+                compute_mode=options.compute_mode,
+                device=device,
+                on_load=options.quantize,
+            )
         weights = LoadedWeights(
             model,
             name=listing.model_id,
@@ -296,31 +302,6 @@ def _opened(listing: Listing, options: LoadOptions) -> Bundle:
         return bundle
     templates = {"default": options.chat_template}
     return replace(bundle, chat_template=options.chat_template, chat_templates=templates)
-
-
-def _read(
-    bundle: Bundle, options: LoadOptions, device: str, gate: DeviceGate
-) -> tuple[Tokenizer, Conventions, Model]:
-    """The tokenizer is built on another thread while the weights are read: reading mostly runs
-    outside of the interpreter. Where both fail, the tokenizer's error is the one raised."""
-    from osaurus.models.registry import load_model
-
-    with ThreadPoolExecutor(1, "osaurus-tokenizer") as helper:
-        tokenizer = helper.submit(bundle.load_tokenizer)
-        conventions = helper.submit(_conventions_of, bundle, options)
-        try:
-            with gate.hold(f"load:{bundle.model_id}"):
-                model = load_model(
-                    bundle,
-                    compute_mode=options.compute_mode,
-                    device=device,
-                    on_load=options.quantize,
-                )
-        except Exception:
-            for text_side in (tokenizer, conventions):
-                text_side.result()
-            raise
-        return tokenizer.result(), conventions.result(), model
 
 
 def _conventions_of(bundle: Bundle, options: LoadOptions) -> Conventions:
