@@ -8,7 +8,8 @@ Each run is a process of its own that finds the model's file in the system's pag
 before is not counted). The first token is there when the first byte of the answer has come
 through the pipe. Stages are taken in further runs, in which a stamp is set around each. With
 --llama-bin llama.cpp's server is timed from its start to the end of an answer of four tokens,
-beside `osaurus serve`. Other programs only ever add to such times: the fewest seconds of all runs are the figure to compare.
+beside `osaurus serve`. Other programs only ever add to such times: the fewest seconds of all
+runs are the figure to compare.
 """
 
 from __future__ import annotations
