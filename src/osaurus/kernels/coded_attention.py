@@ -1,8 +1,8 @@
 """Decode attention over a mix of exact and coded blocks.
 
-A row's blocks are scored where they lie. Coded ones are read a tile at a time as factors in
-the codec's own domain: queries are taken there once, the weighted values are summed there
-and brought back once a query, and no more than one tile of them is ever floats. Rows keep
+A row's blocks are scored where they lie. Coded ones are read natively, or a tile at a time as
+factors in the codec's own domain: queries are taken there once, the weighted values are summed
+there and brought back once a query, and no more than one tile of them is ever floats. Rows keep
 their bits in any company as in `paged_attention`: one partial sum a block, a row's own added
 oldest first, exact blocks before coded ones. A row without coded blocks has the bits of
 `decode_attention`.
@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from osaurus.kernels.native.coded import NativeCodes
 from osaurus.kernels.paged_attention import DecodePlan, Span, attention_reference
 from osaurus.kernels.products import batched_product
 
@@ -52,6 +53,10 @@ class CodedReader(Protocol):
 
     def decode(self, coded: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """coded: [N, K, bytes] uint8. Returns [N, K, block, Dk + Dv]."""
+        ...
+
+    def native(self) -> NativeCodes | None:
+        """What takes both sums where the codes lie, in place of `keys` and `values`."""
         ...
 
 
@@ -161,6 +166,9 @@ class ExactReader:
     def decode(self, coded: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         return coded.to(dtype)
 
+    def native(self) -> NativeCodes | None:
+        return None
+
 
 class _Part:
     """All pairs whose blocks lie in one storage and are read in one way."""
@@ -175,6 +183,7 @@ class _Part:
     ) -> None:
         """shape: [blocks, K, block, Dk + Dv] of the exact storage."""
         self._reader, self._storage, self._plan = reader, storage, plan
+        self._native = reader.native() if storage.is_contiguous() else None
         self._kv_heads, self._block, self._v_dim = shape[1], shape[2], shape[3] - k_dim
         # Coded blocks are full and older than their readers: nothing to hide.
         self._hidden = plan.hidden if isinstance(plan, DecodePlan) else None
@@ -193,6 +202,10 @@ class _Part:
         per_kv, pairs = heads // self._kv_heads, self._plan.pair_block.numel()
         queries = self._reader.rotate_queries(q).view(rows, self._kv_heads, per_kv, -1)
         scores = q.new_empty(pairs, self._kv_heads, per_kv, self._block)
+        if self._native is not None:
+            blocks, rows_of = self._plan.pair_block, self._plan.pair_row
+            self._native.scores(self._storage, blocks, rows_of, queries, scores)
+            return scores
         for part in self._tiles(queries.shape[-1]):
             keys = self._reader.keys(self._read(part)).flatten(0, 1)
             asked = queries.index_select(0, self._plan.pair_row[part]).flatten(0, 1)
@@ -209,11 +222,17 @@ class _Part:
         pairs, kv_heads, per_kv, _ = scores.shape
         weights = torch.exp(scores.sub_(best.index_select(0, self._plan.pair_row).unsqueeze(-1)))
         summed = scores.new_empty(pairs, kv_heads, per_kv, self._v_dim)
+        if self._native is not None:
+            self._native.sums(self._storage, self._plan.pair_block, weights, summed)
+        else:
+            self._sum_tiles(weights, summed)
+        by_row = self._by_row(summed, "sum").view(-1, kv_heads * per_kv, self._v_dim)
+        return self._by_row(weights.sum(-1), "sum"), self._reader.rotate_back(by_row)
+
+    def _sum_tiles(self, weights: Tensor, summed: Tensor) -> None:
         for part in self._tiles(self._v_dim):
             values = self._reader.values(self._read(part)).flatten(0, 1)
             batched_product(weights[part].flatten(0, 1), values, out=summed[part].flatten(0, 1))
-        by_row = self._by_row(summed, "sum").view(-1, kv_heads * per_kv, self._v_dim)
-        return self._by_row(weights.sum(-1), "sum"), self._reader.rotate_back(by_row)
 
     def _by_row(self, values: Tensor, reduce: str) -> Tensor:
         """As in `paged_attention`: a row's pairs are taken one after another."""

@@ -30,21 +30,38 @@ CASES = [  # query heads, kv heads, k dim, v dim, block
     (4, 4, 64, 128, 8),
     (6, 1, 96, 32, 16),
 ]
-MODES = ["turbo 3 mse", "turbo 3 qjl", "turbo 4 mse", "turbo 6 qjl", "affine 4", "affine 8"]
+MODES = [
+    "turbo 3 mse",
+    "turbo 3 qjl",
+    "turbo 3 qjl torch",
+    "turbo 4 mse torch",
+    "turbo 4 mse",
+    "turbo 6 qjl",
+    "affine 4",
+    "affine 8",
+]
 LENGTHS = [1, 63, 64, 128, 200, 333, 700]
+
+
+class _InTorch(TurboQuantCodec):
+    """As where there is no native library."""
+
+    def native(self) -> None:
+        return None
 
 
 def _codec(mode: str, case: tuple) -> KVCodec:
     kind, bits, *rest = mode.split()
     _, kv_heads, k_dim, v_dim, block = case
     if kind == "turbo":
-        return TurboQuantCodec(
+        made = _InTorch if "torch" in rest else TurboQuantCodec
+        return made(
             int(bits),
             int(bits),
             k_dim=k_dim,
             v_dim=v_dim,
             block_tokens=block,
-            key_estimator="qjl" if rest == ["qjl"] else "mse",
+            key_estimator="qjl" if "qjl" in rest else "mse",
         )
     topology = AttentionTopology(num_kv_heads=kv_heads, k_dim=k_dim, v_dim=v_dim)
     return make_codec(KVMode("affine", int(bits), 32), topology, block)
@@ -116,7 +133,7 @@ def test_rows_equal_attention_over_the_decoded_blocks(case: tuple, mode: str) ->
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("mode", ["turbo 3 mse", "turbo 3 qjl", "affine 8"])
+@pytest.mark.parametrize("mode", ["turbo 3 mse", "turbo 3 qjl", "turbo 3 qjl torch", "affine 8"])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_a_row_has_the_same_bits_in_any_company(case: tuple, mode: str, threads: int) -> None:
     slots = _Slots(case, mode, torch.bfloat16, seed=2)
@@ -137,7 +154,7 @@ def test_a_row_has_the_same_bits_in_any_company(case: tuple, mode: str, threads:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("mode", ["turbo 3 mse", "turbo 3 qjl", "affine 8"])
+@pytest.mark.parametrize("mode", ["turbo 3 mse", "turbo 3 qjl", "turbo 3 qjl torch", "affine 8"])
 def test_rows_verified_together_have_the_bits_of_single_rows(mode: str) -> None:
     case = CASES[0]
     slots = _Slots(case, mode, torch.bfloat16, seed=3)
@@ -150,7 +167,7 @@ def test_rows_verified_together_have_the_bits_of_single_rows(mode: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("mode", ["turbo 3 mse", "turbo 3 qjl", "affine 8"])
+@pytest.mark.parametrize("mode", ["turbo 3 mse", "turbo 3 qjl", "turbo 3 qjl torch", "affine 8"])
 def test_where_tiles_end_changes_no_bit(
     case: tuple, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

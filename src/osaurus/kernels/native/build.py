@@ -102,7 +102,7 @@ def build(directory: Path = HERE, *, compiler: list[str] | None = None) -> Path:
     return directory / LIBRARY
 
 
-_COMMON = ("api", "choice", "step", "threads")
+_COMMON = ("api", "choice", "codes", "step", "threads")
 _EACH_SET = ("execute", "vectors")
 
 

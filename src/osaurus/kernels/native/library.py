@@ -28,6 +28,14 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "osaurus_run": (_INT, [_POINTER, _POINTER, _INT, _INT]),
     "osaurus_largest": (_INT, [_POINTER, _LONG, _LONG, _POINTER, _POINTER, _INT]),
     "osaurus_choose": (_INT, [_POINTER, _LONG, _INT]),
+    "osaurus_coded_scores": (
+        None,
+        [_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _INT, _INT, _POINTER, _POINTER, _INT],
+    ),
+    "osaurus_coded_sums": (
+        None,
+        [_POINTER, _POINTER, _POINTER, _LONG, _INT, _INT, _POINTER, _POINTER, _INT],
+    ),
 }
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from osaurus.kernels import kv_codec as maths
+from osaurus.kernels.native.coded import NativeCodes
 from osaurus.topology.codecs.record import Field, RecordLayout
 
 
@@ -94,6 +95,9 @@ class AffineCodec:
 
     def rotate_back(self, summed: Tensor) -> Tensor:
         return summed
+
+    def native(self) -> NativeCodes | None:
+        return None
 
     def _groups(self, kv: Tensor) -> Tensor:
         return kv.float().unflatten(-1, (-1, self._group))

@@ -34,6 +34,10 @@ class RecordLayout:
             end += block_tokens * field.count * field.dtype.itemsize
         self.nbytes = -(-end // 4) * 4
 
+    def starts(self) -> dict[str, int]:
+        """Where in a block's bytes each field begins, by its name."""
+        return {name: start for name, (_, start) in self._fields.items()}
+
     def write(self, parts: Mapping[str, Tensor]) -> Tensor:
         """parts: by field name [B, K, block_tokens, count]. Returns [B, K, nbytes] uint8."""
         batch, heads = next(iter(parts.values())).shape[:2]

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from osaurus.kernels import kv_codec as maths
+from osaurus.kernels.native.coded import NativeCodes, can_read
 from osaurus.kernels.products import batched_product
 from osaurus.topology.codecs.record import Field, RecordLayout
 
@@ -76,6 +77,7 @@ class TurboQuantCodec:
         self._layout = RecordLayout(fields, block_tokens)
         self.block_bytes = self._layout.nbytes
         self._load_tables(device)
+        self._native = self._describe(block_tokens)
 
     def _load_tables(self, device: torch.device | str) -> None:
         k_dim, v_dim = self._k_dim, self._v_dim
@@ -95,6 +97,22 @@ class TurboQuantCodec:
             rotation = torch.cat([rotation, sketched.float()], dim=1)
         self._query_matrix = rotation.to(device)
         self._value_matrix = maths.rotation_matrix(v_dim, SEED).T.contiguous().to(device)
+
+    def _describe(self, block_tokens: int) -> NativeCodes | None:
+        if not can_read(self._k_levels.device, block_tokens):
+            return None
+        return NativeCodes(
+            self._k_levels,
+            self._v_levels,
+            k_dim=self._k_dim,
+            v_dim=self._v_dim,
+            block_tokens=block_tokens,
+            block_bytes=self.block_bytes,
+            at=self._layout.starts(),
+        )
+
+    def native(self) -> NativeCodes | None:
+        return self._native
 
     def fits(self, kv: Tensor) -> Tensor:
         keys, values = self._split(kv)
