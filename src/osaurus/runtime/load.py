@@ -209,13 +209,17 @@ class BundleSource:
 
     def _load(self, listing: Listing, device: str) -> ModelContainer:
         import_engine()
+        import torch
+
         from osaurus.bundle.fingerprint import model_identity
         from osaurus.bundle.manifest import check_manifest
         from osaurus.bundle.renderer import prepare_child
+        from osaurus.kernels.cpu_topology import choose_threads
         from osaurus.models.registry import load_model
         from osaurus.topology.summary import resumes_at_snapshots
 
         options = self.options
+        torch.set_num_threads(choose_threads(options.engine.threads).threads)
         bundle = _opened(listing, options)
         if is_embedder := bundle.embedding_spec is not None:
             options = options_for_embedding(options, bundle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -112,6 +113,25 @@ def test_a_reader_that_leaves_a_pipe_early_sees_no_traceback() -> None:
         timeout=60,
     )
     assert done.stderr == ""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
+def test_numpys_library_keeps_no_threads_of_its_own() -> None:
+    script = (
+        "import os, sys\n"
+        "from osaurus.__main__ import main\n"
+        "sys.argv = ['osaurus', 'keys', '--help']\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "before = len(os.listdir('/proc/self/task'))\n"
+        "assert 'numpy' not in sys.modules\n"
+        "import numpy\n"
+        "assert len(os.listdir('/proc/self/task')) == before\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_public_names_are_pinned_and_load_lazily() -> None:

@@ -167,7 +167,20 @@ def test_what_is_seen_differs_without_the_setting(see: Any, loaded: Any) -> None
 def test_a_step_runs_on_as_many_threads_as_the_setting_says(
     loaded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from osaurus.models import registry
+
+    loading: list[int] = []
+    original = registry.load_model
+
+    def load_model(*arguments: Any, **options: Any) -> Any:
+        loading.append(torch.get_num_threads())
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(registry, "load_model", load_model)
+    before = torch.get_num_threads()
     _, engine = loaded({"performance.threads": 1})
+    torch.set_num_threads(before)
+    assert loading == [1]
     seen: list[tuple[str, int]] = []
 
     def recording(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
