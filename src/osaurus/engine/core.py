@@ -1,7 +1,7 @@
 """The engine's loop: one thread that owns the model, the pool and every request.
 
     step = settle cancels -> admit -> decode forward -> sample and settle
-           -> one prefill chunk -> settle
+           -> one prefill chunk -> settle; both in one forward where the model takes that
 
 Public calls only queue operations under a lock; the thread applies them between steps. A
 test builds the engine with `start=False` and calls `step()` itself.
@@ -323,8 +323,7 @@ class BatchEngine:
             self._admit()
             self._restore()
             self._rederiver.settle()
-            self._decode()
-            self._prefill()
+            self._forward()
         if not self.scheduler.is_decoding or self.stats.steps % STORE_EVERY_STEPS == 0:
             self.cache.store_next()
         self._watch()
@@ -379,8 +378,42 @@ class BatchEngine:
         if request.restored_at is None and request.phase is not Phase.RESTORING:
             request.restored_at = self._clock()
 
-    def _decode(self) -> None:
+    def _forward(self) -> None:
         spans = self.scheduler.plan_decode()
+        if not spans or not self._runner.takes_both or self._must_part(spans):
+            self._decode(spans)
+            self._prefill(self.scheduler.plan_prefill())
+            return
+        chunk = self.scheduler.plan_prefill()
+        # Room for the chunk may have cost the newest of them theirs.
+        spans = [span for span in spans if span.request.phase is Phase.DECODE]
+        if not (chunk and spans and self._decode_and_prefill(spans, chunk)):
+            self._decode(spans)
+            self._prefill(chunk)
+
+    def _must_part(self, spans: Sequence[RowSpan]) -> bool:
+        size = self.config.decode_batch_size or len(spans)
+        return len(spans) > size or any(span.request.is_alone for span in spans)
+
+    def _decode_and_prefill(self, spans: Sequence[RowSpan], chunk: RowSpan) -> bool:
+        """All in one forward, which reads the weights once; False when it failed, and each must
+        be tried by itself."""
+        start = self._clock()
+        self._decode_threads.use()
+        try:
+            sampled = self._forward_and_sample([*spans, chunk])
+        except Exception as failure:
+            if is_device_lost(failure):
+                raise
+            self.stats = self.stats.plus(forward_retries=1)
+            return False
+        took_s = self._clock() - start
+        self.stats = self.stats.plus(decode_rows=sum(span.count for span in spans))
+        self._settle_decode([(spans, sampled)])
+        self._settle_chunk(chunk, took_s)
+        return True
+
+    def _decode(self, spans: Sequence[RowSpan]) -> None:
         if not spans:
             return
         rows = sum(span.count for span in spans)
@@ -388,6 +421,11 @@ class BatchEngine:
         self._decode_threads.begin()
         outcome = self._run_decode(spans)
         self._decode_threads.end(rows)
+        self._settle_decode(outcome)
+
+    def _settle_decode(
+        self, outcome: Sequence[tuple[Sequence[RowSpan], Sequence[Sampled]]]
+    ) -> None:
         self._rate.observe(sum(len(sampled) for _, sampled in outcome), self._clock())
         for group, sampled in outcome:
             outcomes = iter(sampled)
@@ -482,8 +520,7 @@ class BatchEngine:
         elif len(request.generated) >= request.max_new_tokens:
             self._finish(request, "length")
 
-    def _prefill(self) -> None:
-        span = self.scheduler.plan_prefill()
+    def _prefill(self, span: RowSpan | None) -> None:
         if span is None:
             return
         start = self._clock()
@@ -495,8 +532,11 @@ class BatchEngine:
                 raise
             self._fail(span.request, failure)
             return
+        self._settle_chunk(span, self._clock() - start)
+
+    def _settle_chunk(self, span: RowSpan, took_s: float) -> None:
+        self.scheduler.learn_chunk_time(span.count, took_s)
         now = self._clock()
-        self.scheduler.learn_chunk_time(span.count, now - start)
         request = span.request
         fed = "rederived_tokens" if request.is_replay else "prefill_tokens"
         self.stats = self.stats.plus(**{fed: span.count})

@@ -35,14 +35,24 @@ class Runner:
             state = self._slots.layer_view(layer)
             self.memory.append(LayerMemory(group=group, storage=storage, state=state, coded=coded))
 
+    @property
+    def takes_both(self) -> bool:
+        """Whether a chunk may share a forward with decode rows: where the model reads block
+        tables by itself all rows have one arithmetic."""
+        return not self._slots.layers and all(
+            self._model.reads_block_tables(self.memory, prefill=prefill)
+            for prefill in (True, False)
+        )
+
     def release(self) -> None:
         """Let go of the model and its memory, whoever still holds the engine."""
         del self._model
         self.memory = []
 
     def decode(self, spans: Sequence[RowSpan]) -> Tensor | None:
-        """Feed decode rows. Returns [L, V] float32 logits, one row for each span that
-        reaches its request's end, in order; None when none does."""
+        """Feed decode rows, and a chunk after them where the model takes both. Returns [L, V]
+        float32 logits, one row for each span that reaches its request's end, in order; None
+        when none does."""
         batch = self._batch(spans, prefill=False)
         return self._model.forward(batch, self.memory).logits
 

@@ -1,8 +1,9 @@
 """What a model is to the engine: packed rows in, logits for chosen rows out.
 
 A step's rows lie one after another without padding. Decode and verify rows come first
-(`num_small` of them), then prefill rows; the engine never mixes both in one forward, since
-they must not share a product. Static shapes are the runner's affair, not a model's.
+(`num_small` of them), then prefill rows. The engine mixes both in one forward only for a model
+that reads block tables by itself and counts all of them as small; elsewhere they must not share
+a product. Static shapes are the runner's affair, not a model's.
 
 Letters: T rows, S slots, L logits rows, C hidden, V vocabulary.
 """

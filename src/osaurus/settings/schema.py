@@ -237,7 +237,7 @@ _PERFORMANCE = (
     _whole("performance.maxContextTokens", None, "next load",
            "Longest context; a model's own limit when it is shorter.", unit="tokens",
            range=Range(2, math.inf), flag="--max-context"),
-    _number("performance.latencyBudgetMs", 60.0, "next load",
+    _number("performance.latencyBudgetMs", 75.0, "next load",
             "Longest pause of running answers while a prompt is read.", unit="ms"),
     _number("performance.kvBudgetMB", None, "next load",
             "Memory for keys and values; unset is a quarter of what is available.", unit="MB"),

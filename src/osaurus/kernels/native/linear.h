@@ -126,8 +126,8 @@ void few_rows(const Matrix& w, const Layout& at, const Rows& rows, const Target&
       for (int v = 0; v < NV; ++v) acc[m][v] = start;
     }
     int64_t codes = group * at.group_bytes, scales_at = codes + at.code_bytes;
-    if (BITS != 16 && M <= 4)
-      // Bound by memory: the tiles after these are asked for early, place by place.
+    if (BITS != 16)
+      // The tiles after these are asked for early, place by place.
       for (int v = 0; v < NV; ++v)
         for (int64_t i = 0; i < at.group_bytes; i += 64)
           __builtin_prefetch(tiles[v] + Target::step(NV) * at.tile_bytes + codes + i, 0, 2);
@@ -176,9 +176,10 @@ struct Panel {
 static_assert(PANEL_K * sizeof(Pair) + 2 * (PANEL_K / 16 * 2 * LANES * 4) + MAX_PIECE_ROWS * 2 * LANES * 4 <=
                   SCRATCH_BYTES, "a panel fits");
 
+// `ahead`: bytes from these tiles to those of the next panel.
 template <int BITS, int NV>
-void fill_panel(const Matrix& w, const Layout& at, const uint8_t* const* tiles, int64_t k0, int64_t k1,
-                Panel panel) {
+void fill_panel(const Matrix& w, const Layout& at, const uint8_t* const* tiles, int64_t ahead, int64_t k0,
+                int64_t k1, Panel panel) {
   constexpr int PAIRS = 16 / BITS;
   for (int v = 0; v < NV; ++v) {
     const uint8_t* start = tiles[v];
@@ -191,6 +192,7 @@ void fill_panel(const Matrix& w, const Layout& at, const uint8_t* const* tiles, 
     for (int64_t g = k0 / at.group; g < k1 / at.group; ++g) {
       const uint8_t* p = start + g * at.group_bytes;
       for (int64_t k = 0; k < at.group; k += 2 * PAIRS, p += 64) {
+        __builtin_prefetch(p + ahead, 0, 2);
         U chunk = load_u32(p);
 #pragma GCC unroll 4
         for (int j = 0; j < PAIRS; ++j, out += NV) *out = unpack<BITS>(chunk, j);
@@ -284,7 +286,7 @@ void many_rows(const Matrix& w, const Layout& at, const Rows& rows, int m, const
   target.template tiles<NV>(at, tile, tiles);
   for (int64_t k0 = 0; k0 < w.k; k0 += PANEL_K) {
     int64_t k1 = k0 + PANEL_K < w.k ? k0 + PANEL_K : w.k;
-    fill_panel<BITS, NV>(w, at, tiles, k0, k1, panel);
+    fill_panel<BITS, NV>(w, at, tiles, Target::step(NV) * at.tile_bytes, k0, k1, panel);
     Sink<Target> to{target, panel.totals, first_row, tile, k0 == 0, k1 == w.k};
     panel_blocks<NV, BLOCK_ROWS, BITS != 16>(w, at, rows, m, k0, k1, panel, to);
   }
