@@ -410,7 +410,7 @@ class BatchEngine:
         took_s = self._clock() - start
         self.stats = self.stats.plus(decode_rows=sum(span.count for span in spans))
         self._settle_decode([(spans, sampled)])
-        self._settle_chunk(chunk, took_s)
+        self._settle_chunk(chunk, took_s, is_joint=True)
         return True
 
     def _decode(self, spans: Sequence[RowSpan]) -> None:
@@ -532,10 +532,10 @@ class BatchEngine:
                 raise
             self._fail(span.request, failure)
             return
-        self._settle_chunk(span, self._clock() - start)
+        self._settle_chunk(span, self._clock() - start, is_joint=False)
 
-    def _settle_chunk(self, span: RowSpan, took_s: float) -> None:
-        self.scheduler.learn_chunk_time(span.count, took_s)
+    def _settle_chunk(self, span: RowSpan, took_s: float, *, is_joint: bool) -> None:
+        self.scheduler.learn_chunk_time(span.count, took_s, is_joint=is_joint)
         now = self._clock()
         request = span.request
         fed = "rederived_tokens" if request.is_replay else "prefill_tokens"

@@ -23,8 +23,11 @@ from osaurus.engine.request import NO_SLOT, Phase, Request
 LIKELY_NEW_TOKENS = 256
 #: Decode rows one request may have in one step when it catches up after a preemption.
 MAX_CATCH_UP_ROWS = 8
-#: The smallest chunk while streams run: a chunk has a cost that does not shrink with it.
-MIN_CHUNK_TOKENS = 64
+#: The smallest chunk while streams run: a chunk has a cost that does not shrink with it, unless
+#: it goes with the streams' own rows.
+MIN_CHUNK_TOKENS, MIN_JOINT_CHUNK_TOKENS = 64, 32
+#: What shared chunks are multiples of.
+CHUNK_UNIT_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,13 +196,14 @@ class Scheduler:
             request.settle_phase()
         return added > 0
 
-    def learn_chunk_time(self, count: int, took_s: float) -> None:
+    def learn_chunk_time(self, count: int, took_s: float, *, is_joint: bool) -> None:
         """Size the next shared chunk by what a token of the last chunk took."""
-        if count < MIN_CHUNK_TOKENS or took_s <= 0:
+        smallest = MIN_JOINT_CHUNK_TOKENS if is_joint else MIN_CHUNK_TOKENS
+        if count < smallest or took_s <= 0:
             return  # the end of a prompt: its cost is not that of its tokens
         fits = int(count * self._latency_budget_s / took_s)
-        fits -= fits % self.pool.block_tokens
-        self._shared_chunk = min(self._chunk_limit, max(MIN_CHUNK_TOKENS, fits))
+        fits -= fits % CHUNK_UNIT_TOKENS
+        self._shared_chunk = min(self._chunk_limit, max(smallest, fits))
 
     def fed(self, span: RowSpan) -> None:
         """The span's keys and values are in place and its tokens are in the state."""

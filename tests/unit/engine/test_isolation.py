@@ -219,18 +219,20 @@ def test_a_chunk_beside_streams_is_sized_by_what_a_token_of_the_last_one_took(
     engine.step()
     assert engine.scheduler.active[0].phase is Phase.DECODE
     learn = engine.scheduler.learn_chunk_time
-    learn(100, 0.09)
+    learn(100, 0.09, is_joint=False)
     (beside,) = engine.generate(ask("beside", PROMPT[::-1], max_tokens=1))
     engine.step()
-    assert counts.pop() == 96  # of the 111 that fit, whole blocks
+    assert counts.pop() == 96  # of the 111 that fit
     _finish(engine, beside)
-    for count, took_s, expected in (
-        (512, 0.01, 512),
-        (300, 0.3, 96),
-        (10, 5.0, 96),  # too few to say what a token takes
-        (64, 5.0, 64),
+    for count, took_s, is_joint, expected in (
+        (512, 0.01, False, 512),
+        (300, 0.36, False, 80),
+        (10, 5.0, False, 80),  # too few to say what a token takes
+        (64, 5.0, False, 64),
+        (64, 5.0, True, 32),
+        (32, 0.05, True, 64),
     ):
-        learn(count, took_s)
+        learn(count, took_s, is_joint=is_joint)
         assert engine.scheduler._shared_chunk == expected
     running.close()
     engine.step()

@@ -101,9 +101,7 @@ def test_a_chunk_goes_with_the_rows_that_decode(model: Model, alone: list[list[i
     assert not [s for s in watched.spans[first:] if len(s) == 1 and s[0] >= 16]
 
 
-def test_a_joint_forward_that_fails_is_run_in_parts(
-    model: Model, alone: list[list[int]]
-) -> None:
+def test_a_joint_forward_that_fails_is_run_in_parts(model: Model, alone: list[list[int]]) -> None:
     watched = _Watched(model, lambda batch: len(batch.kv_len) > 1 and batch.num_rows > 16)
     engine = _engine(watched)
     assert _answers(engine, ASKED) == alone
@@ -128,9 +126,7 @@ def test_a_chunk_at_fault_ends_its_own_request_only(model: Model, alone: list[li
     engine.shutdown()
 
 
-def test_room_for_a_chunk_may_cost_the_newest_its_own(
-    model: Model, alone: list[list[int]]
-) -> None:
+def test_room_for_a_chunk_may_cost_the_newest_its_own(model: Model, alone: list[list[int]]) -> None:
     engine = _engine(model)
     scheduler, plan = engine.scheduler, engine.scheduler.plan_prefill
 
