@@ -1,10 +1,11 @@
-"""Claims: where one call runs all rows, a prompt's chunk goes with the rows that decode; the answers
-are those of requests that ran alone, also when that forward fails, when room for the chunk costs a
-stream its memory, and where rows may not go together."""
+"""Claims: where one call runs all rows, a prompt's chunk goes with the rows that decode; the
+answers are those of requests that ran alone, also when that forward fails, when room for the chunk
+costs a stream its memory, and where rows may not go together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,7 @@ class _Watched:
         return getattr(self._inner, name)
 
     def forward(self, batch: ForwardBatch, kv: Any) -> ForwardOutput:
-        starts = batch.q_start
-        self.spans.append([b - a for a, b in zip(starts, starts[1:], strict=False)])
+        self.spans.append([b - a for a, b in pairwise(batch.q_start)])
         if self._fault is not None and self._fault(batch):
             raise RuntimeError("a fault in this forward")
         return self._inner.forward(batch, kv)
