@@ -81,6 +81,12 @@ class CacheCoordinator:
             disk_off=disk_off,
         )
 
+    def note_one_arithmetic(self) -> None:
+        """Decoding has the arithmetic of prefill: what an answer leaves is what reading it as a
+        prompt would make."""
+        if self.config.reuse_generated:
+            self._stats = replace(self._stats, generated_kv="exact")
+
     @property
     def keeps_blocks(self) -> bool:
         return self.config.use_paged_cache != "off" and self.config.memory_profile != "strict"

@@ -117,6 +117,8 @@ class BatchEngine:
             model.max_context_tokens, config.max_context_tokens or model.max_context_tokens
         )
         self._runner = Runner(model, self.pool, self.states.slots)
+        if self._runner.takes_both:
+            self.cache.note_one_arithmetic()
         self._reuse = PrefixReuse(self.scheduler, self.cache, self._report)
         self._rederiver = Rederiver(self.scheduler, self.cache)
         self._token_bytes = token_bytes

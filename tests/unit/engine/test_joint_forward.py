@@ -16,6 +16,7 @@ from osaurus.engine.request import Phase
 from osaurus.kernels.cpu import has_amx
 from osaurus.kernels.native.library import native
 from osaurus.models.base import ForwardBatch, ForwardOutput, Model
+from osaurus.types.cache import CacheConfig, KVMode
 from osaurus.types.engine import EngineConfig
 from tiny import TokenText, ask, info_of, load_tiny, save_tiny, tokens_of
 
@@ -99,6 +100,17 @@ def test_a_chunk_goes_with_the_rows_that_decode(model: Model, alone: list[list[i
     # Nothing waits for itself: no chunk alone while there are streams, no step with both apart.
     first = watched.spans.index(joint[0])
     assert not [s for s in watched.spans[first:] if len(s) == 1 and s[0] >= 16]
+
+
+def test_what_answers_leave_is_said_to_be_exact_where_it_is(model: Model) -> None:
+    for options, said in (
+        ({}, "exact"),
+        ({"cache": CacheConfig(reuse_generated=False)}, "not reused"),
+        ({"cache": CacheConfig(kv_mode=KVMode.parse("turbo(3,3)"))}, "approximate"),
+    ):
+        engine = _engine(model, **options)
+        assert engine.cache_stats().generated_kv == said
+        engine.shutdown()
 
 
 def test_a_joint_forward_that_fails_is_run_in_parts(model: Model, alone: list[list[int]]) -> None:
