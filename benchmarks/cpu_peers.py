@@ -3,7 +3,8 @@
 
 usage: PYTHONPATH=src python benchmarks/cpu_peers.py [--model FILE.gguf] [--quick] [--rounds N]
        [--peers DIR | --llama-bin DIR --vllm-python PYTHON --transformers-python PYTHON]
-       [--install DIR] [--output STEM] [--only WORD ...] [--pause-after SECONDS]
+       [--install DIR] [--output STEM] [--only WORD ...] [--without PEER ...]
+       [--pause-after SECONDS]
 
 All servers are up at once and take turns, workload by workload and round by round; those whose
 turn it is not are stopped. One client asks all, with the same texts. vLLM and transformers read
@@ -308,6 +309,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--weights", type=Path, help="keep dequantized weights there")
     parser.add_argument("--output", type=Path, default=Path("cpu_peers"))
     parser.add_argument("--only", nargs="+", help="workloads whose name holds one of these words")
+    parser.add_argument("--without", nargs="+", default=[], help="peers to leave out, by name")
     parser.add_argument("--pause-after", type=float, default=0.0)
     options = parser.parse_args()
     if not options.model.is_file():
@@ -340,6 +342,8 @@ def main() -> None:
         bundle = open_bundle(options.model, "peer")
         tokenizer = bundle.load_tokenizer()
         programs, missing = programs_of(options, scratch, slots, context)
+        missing |= dict.fromkeys(options.without, "left out")
+        programs = [program for program in programs if program.name not in missing]
         is_chat = bundle.chat_template is not None
         missing |= start(programs, servers, scratch, options.threads, is_chat)
         if "osaurus" in missing:

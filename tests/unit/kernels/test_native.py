@@ -14,7 +14,12 @@ from torch import Tensor
 
 from osaurus.kernels.native.library import kernel_set, kernel_sets, native, use_kernel_set
 from osaurus.kernels.native.matrix import NativeMatrix
-from osaurus.kernels.native.program import AttentionShape, ProgramBuilder, StepRows
+from osaurus.kernels.native.program import (
+    Activation,
+    AttentionShape,
+    ProgramBuilder,
+    StepRows,
+)
 from osaurus.kernels.norm import rms_norm_reference
 from osaurus.kernels.paged_attention import attention_reference
 from osaurus.kernels.rope import apply_rope
@@ -188,6 +193,54 @@ def test_norms_and_gates_are_those_of_their_references(width: int) -> None:
         wanted = reference(x[:, :width].double()) * x[:, width:].double()
         got = run_plain(build, x, out, width=width)
         torch.testing.assert_close(got.double(), wanted, rtol=1 / 200, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("is_one", [True, False])
+def test_a_gated_product_has_the_bits_of_its_parts(form: Form, is_one: bool) -> None:
+    k, width = 2176, 256
+    gate, _ = made(form, width * (2 if is_one else 1), k, seed=7)
+    gate_up = [gate] if is_one else [gate, made(form, width, k, seed=8)[0]]
+    down, _ = made(form, 48, width, seed=9)
+    x = random(530, k, seed=10)
+
+    def run(rows: Tensor, activation: Activation, together: bool) -> Tensor:
+        build = ProgramBuilder()
+        source, rounded = build.floats(k), build.inputs(k)
+        gates, gated = build.floats(2 * width), build.inputs(width)
+        build.embed(one(k), source, 1.0)
+        build.round(source, rounded)
+        if together:
+            assert build.gated(rounded, gated, gate_up, activation, for_group=form.group)
+        else:
+            build.linear(rounded, gates, gate_up)
+            build.gate(gates, gated, activation)
+        build.head(gated, down)
+        ops, program = build.num_ops, build.build()
+        logits = program.run(
+            plain_rows(rows), num_ops=ops, block_tokens=16, storage=[], rotary=[], vocab_size=48
+        )
+        assert logits is not None
+        return logits
+
+    activation: Activation = "silu" if is_one else "gelu_tanh"
+    wanted = run(x, activation, together=False)
+    for count, threads in ((1, 2), (2, 1), (5, 3), (8, 2), (33, 2), (100, 3), (530, 2)):
+        torch.set_num_threads(threads)
+        assert torch.equal(run(x[:count], activation, together=True), wanted[:count]), count
+
+
+def test_matrices_that_do_not_pair_are_not_gated_together() -> None:
+    build = ProgramBuilder()
+    one_form, other = Form(4, 32), Form(8, 32, centre=128.0)
+    for gate_up in (
+        [made(one_form, 64, 128, seed=1)[0], made(other, 64, 128, seed=2)[0]],
+        [made(one_form, 48, 128, seed=1)[0], made(one_form, 48, 128, seed=2)[0]],
+        [made(one_form, 96, 128, seed=1)[0]],
+        [made(one_form, 32, 128, seed=seed)[0] for seed in (1, 2, 3)],
+    ):
+        assert not build.gated(0, 1, gate_up, "silu", for_group=32)
+    assert build.num_ops == 0
 
 
 @dataclass
