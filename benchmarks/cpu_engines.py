@@ -28,7 +28,7 @@ from osaurus.bench.machine import read_machine, rss_bytes
 from osaurus.bench.peers import Peer
 from osaurus.bench.rounds import Runner, measure
 from osaurus.bench.workloads import DidNotRun, Measurement, Outcome, Sample, Workload
-from osaurus.kernels.cpu import usable_cores
+from osaurus.kernels.cpu_topology import choose_threads
 from osaurus.runtime.load import BundleSource, LoadOptions
 from osaurus.types.engine import EngineConfig
 
@@ -136,7 +136,7 @@ def main() -> int:
         stack.callback(loaded.engine.shutdown)
         runners: list[Runner] = [EngineRunner("osaurus", loaded.engine)]
         if tool is not None:
-            runners.append(LlamaRunner(tool, Path(listing.path), usable_cores()))
+            runners.append(LlamaRunner(tool, Path(listing.path), choose_threads().threads))
         if options.transformers:
             runners.append(stack.enter_context(Peer("transformers", listing.path)))
         works = workloads(options.decode, options.streams, options.contexts)
