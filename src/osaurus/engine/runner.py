@@ -34,12 +34,9 @@ class Runner:
                 coded = self._pool.coded_view(layer)
             state = self._slots.layer_view(layer)
             self.memory.append(LayerMemory(group=group, storage=storage, state=state, coded=coded))
-
-    @property
-    def takes_both(self) -> bool:
-        """Whether a chunk may share a forward with decode rows: where the model reads block
-        tables by itself all rows have one arithmetic."""
-        return not self._slots.layers and all(
+        #: Whether a chunk may share a forward with decode rows: where the model reads block
+        #: tables by itself all rows have one arithmetic.
+        self.takes_both = not self._slots.layers and all(
             self._model.reads_block_tables(self.memory, prefill=prefill)
             for prefill in (True, False)
         )
