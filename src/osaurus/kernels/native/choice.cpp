@@ -27,19 +27,8 @@ const ChoiceKernels& kernels() {
 // Fewer entries than these are looked through before a second thread has woken.
 constexpr int64_t ENTRIES_OF_A_TEAM = 1 << 17;
 
-// Runs work(i) for all i in [0, count) on the team.
-template <class Work> void each(int64_t count, int threads, const Work& work) {
-  struct Job {
-    const Work* work;
-    int64_t count;
-    std::atomic<int64_t> next{0};
-  } job{&work, count};
-  if (threads > count) threads = (int)count;
-  if (count * CHOICE_PIECE < ENTRIES_OF_A_TEAM) threads = 1;
-  parallel(threads, [](void* data, int) {
-    Job& j = *(Job*)data;
-    for (int64_t i; (i = j.next.fetch_add(1)) < j.count;) (*j.work)(i);
-  }, &job);
+template <class Work> void each_piece(int64_t count, int threads, const Work& work) {
+  each(count, 1, count * CHOICE_PIECE < ENTRIES_OF_A_TEAM ? 1 : threads, work);
 }
 
 int64_t pieces_of(int64_t vocab) { return (vocab + CHOICE_PIECE - 1) / CHOICE_PIECE; }
@@ -277,7 +266,7 @@ void choose(Ask* asks, int64_t count, int threads) {
   }
   const ChoiceKernels& k = kernels();
   int64_t total = (int64_t)pieces.size();
-  each(total, threads, [&](int64_t i) {
+  each_piece(total, threads, [&](int64_t i) {
     Piece& p = pieces[i];
     k.best(asks[p.ask].row + p.first, p.size, &p.best);
   });
@@ -289,7 +278,7 @@ void choose(Ask* asks, int64_t count, int threads) {
   }
   auto on_pieces = [&](auto takes, auto work) {
     if (std::none_of(choices.begin(), choices.end(), takes)) return;
-    each(total, threads, [&](int64_t i) {
+    each_piece(total, threads, [&](int64_t i) {
       if (takes(choices[pieces[i].ask])) work(choices[pieces[i].ask], pieces[i]);
     });
   };
@@ -316,7 +305,7 @@ void choose(Ask* asks, int64_t count, int threads) {
     for (Candidate& one : p.found) one.id += (int32_t)p.first;
   });
   if (std::any_of(choices.begin(), choices.end(), measures))
-    each(count, threads, [&](int64_t i) {
+    each_piece(count, threads, [&](int64_t i) {
       if (choices[i].measures()) choices[i].filter();
     });
 }
@@ -326,7 +315,7 @@ void find_largest(const float* logits, int64_t rows, int64_t vocab, int64_t* pla
   int64_t pieces = pieces_of(vocab);
   std::vector<float> best(rows * pieces);
   std::vector<uint8_t> whole(rows * pieces);
-  each(rows * pieces, threads, [&](int64_t i) {
+  each_piece(rows * pieces, threads, [&](int64_t i) {
     int64_t first = i % pieces * CHOICE_PIECE;
     whole[i] = k.best(logits + i / pieces * vocab + first, std::min(CHOICE_PIECE, vocab - first), &best[i]);
   });

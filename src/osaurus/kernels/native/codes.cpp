@@ -22,20 +22,6 @@ const CodedKernels& kernels() {
   return coded_portable;
 }
 
-template <class Work> void each_unit(int64_t count, int threads, const Work& work) {
-  struct Job {
-    const Work* work;
-    int64_t count;
-    std::atomic<int64_t> next{0};
-  } job{&work, count};
-  if (threads > count / UNITS) threads = (int)(count / UNITS);
-  parallel(threads, [](void* data, int) {
-    Job& j = *(Job*)data;
-    for (int64_t first; (first = j.next.fetch_add(UNITS)) < j.count;)
-      for (int64_t i = first; i < first + UNITS && i < j.count; ++i) (*j.work)(i);
-  }, &job);
-}
-
 }  // namespace
 
 // storage [blocks, heads, block_bytes]; block and row of each pair; queries [rows, heads, per_head,
@@ -44,7 +30,7 @@ API void osaurus_coded_scores(const CodedBlocks* c, const uint8_t* storage, cons
                               int64_t pairs, int heads, int per_head, const float* queries, float* out, int threads) {
   const CodedKernels& k = kernels();
   int64_t width = c->has_signs ? 2 * c->k_dim : c->k_dim;
-  each_unit(pairs * heads, threads, [&](int64_t i) {
+  each(pairs * heads, UNITS, threads, [&](int64_t i) {
     int64_t pair = i / heads, head = i % heads;
     k.scores(*c, storage + (block[pair] * heads + head) * c->block_bytes,
              queries + (row[pair] * heads + head) * per_head * width, per_head,
@@ -56,7 +42,7 @@ API void osaurus_coded_scores(const CodedBlocks* c, const uint8_t* storage, cons
 API void osaurus_coded_sums(const CodedBlocks* c, const uint8_t* storage, const int64_t* block, int64_t pairs,
                             int heads, int per_head, const float* weights, float* out, int threads) {
   const CodedKernels& k = kernels();
-  each_unit(pairs * heads, threads, [&](int64_t i) {
+  each(pairs * heads, UNITS, threads, [&](int64_t i) {
     k.sums(*c, storage + (block[i / heads] * heads + i % heads) * c->block_bytes,
            weights + i * per_head * c->block_tokens, per_head, out + i * per_head * c->v_dim);
   });

@@ -89,4 +89,19 @@ extern const Kernels kernels_avx2, kernels_avx512, kernels_avx512bf16;
 // Runs work(thread) on every thread of the team and returns when all have.
 void parallel(int threads, void (*work)(void* data, int thread), void* data);
 
+// Runs work(i) for all i in [0, count); a thread takes `unit` of them at a time.
+template <class Work> void each(int64_t count, int64_t unit, int threads, const Work& work) {
+  struct Job {
+    const Work* work;
+    int64_t count, unit;
+    std::atomic<int64_t> next{0};
+  } job{&work, count, unit};
+  if (threads > count / unit) threads = (int)(count / unit);
+  parallel(threads, [](void* data, int) {
+    Job& j = *(Job*)data;
+    for (int64_t first; (first = j.next.fetch_add(j.unit)) < j.count;)
+      for (int64_t i = first; i < first + j.unit && i < j.count; ++i) (*j.work)(i);
+  }, &job);
+}
+
 }  // namespace osaurus
